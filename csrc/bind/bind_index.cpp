@@ -1,0 +1,306 @@
+#include <tsl/robin_map.h>
+
+#include <algorithm>
+#include <deque>
+
+#include "bind/bindings.h"
+
+namespace lmcache {
+
+namespace {
+
+struct KeyHash {
+  size_t operator()(PyObject* key) const {
+    return static_cast<size_t>(nb::inst_ptr<KeyCore>(key)->hash);
+  }
+};
+struct KeyEqual {
+  bool operator()(PyObject* a, PyObject* b) const { return keys_equal(a, b); }
+};
+// Comparing keys compares ints, bytes, strings and tuples of them: no Python code runs.
+using Table = tsl::robin_map<PyObject*, Entry*, KeyHash, KeyEqual,
+                             std::allocator<std::pair<PyObject*, Entry*>>, true>;
+
+// A borrowed view of a list or tuple of keys, checked before anything is changed.
+class KeySequence {
+ public:
+  explicit KeySequence(nb::handle keys)
+      : fast_(nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence of CacheEngineKey"))) {
+    if (!fast_.is_valid()) throw nb::python_error();
+    items_ = PySequence_Fast_ITEMS(fast_.ptr());
+    size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
+    for (size_t i = 0; i < size_; ++i) {
+      if (PyObject_TypeCheck(items_[i], key_type())) continue;
+      throw nb::type_error(("keys[" + std::to_string(i) + "] is a " +
+                            Py_TYPE(items_[i])->tp_name + ", not a CacheEngineKey")
+                               .c_str());
+    }
+  }
+  size_t size() const { return size_; }
+  PyObject* operator[](size_t i) const { return items_[i]; }
+
+ private:
+  nb::object fast_;
+  PyObject** items_;
+  size_t size_;
+};
+
+// What touch answers per key.
+enum class Answer : char { kAbsent = 0, kMoved = 1, kResident = 2 };
+
+// Key -> memory object for one pool, with the order in which they leave. The table is guarded by the
+// interpreter's lock, the order by the pool's mutex.
+class HotIndex {
+ public:
+  HotIndex(std::shared_ptr<Pool> pool, const std::string& policy)
+      : pool_(std::move(pool)), order_(kind_from(policy)) {}
+  HotIndex(const HotIndex&) = delete;
+  HotIndex& operator=(const HotIndex&) = delete;
+  ~HotIndex() { drop_all(); }
+
+  size_t size() const { return table_.size(); }
+
+  bool contains(nb::handle key) const {
+    return PyObject_TypeCheck(key.ptr(), key_type()) && table_.find(key.ptr()) != table_.end();
+  }
+
+  nb::object peek(nb::handle key) const {
+    Entry* entry = find(key);
+    return entry ? nb::borrow(static_cast<PyObject*>(entry->value)) : nb::object(nb::none());
+  }
+
+  bool insert(nb::handle key, nb::handle block, bool cold) {
+    if (find(key)) return false;
+    if (!nb::isinstance<PyBlock>(block)) throw nb::type_error("block must be a memory object");
+    PyBlock& held = *nb::inst_ptr<PyBlock>(block);
+    if (&held.core.pool() != pool_.get()) throw nb::value_error("block belongs to another pool");
+    if (pool_->freed(held.core)) throw nb::value_error("the memory object was released already");
+    if (pool_->cached(held.core)) {
+      throw nb::value_error("the memory object is stored under another key");
+    }
+    Entry* entry = new_entry();
+    entry->key = key.inc_ref().ptr();
+    entry->value = block.inc_ref().ptr();
+    table_.emplace(key.ptr(), entry);
+    pool_->cache(order_, entry, held.core, cold);
+    return true;
+  }
+
+  nb::object remove(nb::handle key) {
+    Entry* entry = find(key);
+    if (!entry) return nb::none();
+    pool_->uncache(order_, entry);
+    return forget(entry).second;
+  }
+
+  nb::bytes use(nb::handle keys, Pool::Use kind) {
+    const KeySequence sequence(keys);
+    std::string answers(sequence.size(), static_cast<char>(Answer::kAbsent));
+    std::vector<Entry*> entries(sequence.size());
+    for (size_t i = 0; i < sequence.size(); ++i) entries[i] = lookup(sequence[i]);
+    pool_->locked([&] {
+      const uint64_t batch = order_.next_batch();
+      // Head first for a demotion, so that the tail leaves first; else the head ends youngest.
+      for (size_t n = 0; n < entries.size(); ++n) {
+        const size_t i = kind == Pool::Use::kDemote ? n : entries.size() - 1 - n;
+        if (!entries[i]) continue;
+        const bool moved = pool_->use_locked(order_, entries[i], kind, batch);
+        answers[i] = static_cast<char>(moved ? Answer::kMoved : Answer::kResident);
+      }
+    });
+    return nb::bytes(answers.data(), answers.size());
+  }
+
+  nb::object get(nb::handle key) {
+    Entry* entry = find(key);
+    if (!entry) return nb::none();
+    pool_->locked([&] {
+      pool_->ref_up_locked(*entry->block);
+      pool_->use_locked(order_, entry, Pool::Use::kUse, order_.next_batch());
+    });
+    return nb::borrow(static_cast<PyObject*>(entry->value));
+  }
+
+  nb::list get_many(nb::handle keys) {
+    const KeySequence sequence(keys);
+    std::vector<Entry*> entries(sequence.size());
+    for (size_t i = 0; i < sequence.size(); ++i) entries[i] = lookup(sequence[i]);
+    std::vector<nb::object> found(sequence.size());
+    pool_->locked([&] {
+      const uint64_t batch = order_.next_batch();
+      for (size_t i = entries.size(); i-- > 0;) {
+        if (!entries[i]) continue;
+        pool_->ref_up_locked(*entries[i]->block);
+        pool_->use_locked(order_, entries[i], Pool::Use::kUse, batch);
+      }
+    });
+    for (size_t i = 0; i < entries.size(); ++i) {
+      found[i] = entries[i] ? nb::borrow(static_cast<PyObject*>(entries[i]->value))
+                            : nb::object(nb::none());
+    }
+    nb::list result;
+    for (nb::object& object : found) result.append(std::move(object));
+    return result;
+  }
+
+  size_t prefix_length(nb::handle keys) const {
+    const KeySequence sequence(keys);
+    size_t n = 0;
+    while (n < sequence.size() && lookup(sequence[n])) ++n;
+    return n;
+  }
+
+  nb::list pin_prefix(nb::handle keys) {
+    const KeySequence sequence(keys);
+    std::vector<Entry*> entries;
+    for (size_t i = 0; i < sequence.size(); ++i) {
+      Entry* entry = lookup(sequence[i]);
+      if (!entry) break;
+      entries.push_back(entry);
+    }
+    pool_->locked([&] {
+      for (Entry* entry : entries) pool_->pin_locked(*entry->block);
+    });
+    std::vector<nb::object> objects;
+    for (Entry* e : entries) objects.push_back(nb::borrow(static_cast<PyObject*>(e->value)));
+    nb::list result;
+    for (nb::object& object : objects) result.append(std::move(object));
+    return result;
+  }
+
+  nb::tuple allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, nb::handle parent) {
+    Allocation made = pool_->allocate(nbytes, &order_);
+    std::vector<std::pair<nb::object, nb::object>> gone;
+    gone.reserve(made.victims.size());
+    for (Entry* victim : made.victims) gone.push_back(forget(victim));
+    nb::object block = nb::none();
+    if (made.extent) block = make_block(cls, pool_, made.extent, nbytes, spec, parent);
+    nb::list victims;
+    for (auto& [key, value] : gone) {
+      victims.append(nb::make_tuple(std::move(key), std::move(value)));
+    }
+    return nb::make_tuple(std::move(block), std::move(victims));
+  }
+
+  bool would_fit(uint64_t nbytes) { return pool_->would_fit(nbytes, order_); }
+  bool could_hold(uint64_t nbytes, uint64_t count) {
+    return pool_->could_hold(nbytes, count, &order_);
+  }
+  nb::list first_victims(size_t count) { return keys_of(pool_->first_victims(order_, count)); }
+  nb::list evictable() { return keys_of(pool_->evictable(order_)); }
+
+  // Every key, coldest first; parked ones stand where they will return to.
+  nb::list keys() {
+    std::vector<Entry*> all;
+    all.reserve(table_.size());
+    for (const auto& [key, entry] : table_) all.push_back(entry);
+    pool_->locked([&] { std::sort(all.begin(), all.end(), EvictionOrder::colder); });
+    return keys_of(all);
+  }
+
+  nb::dict gauges() { return gauges_dict(pool_->gauges(&order_)); }
+
+  std::vector<std::string> check_integrity() {
+    std::vector<std::string> faults = pool_->check(&order_);
+    if (table_.size() != order_.size()) faults.push_back("the table and the order differ in size");
+    return faults;
+  }
+
+ private:
+  Entry* lookup(PyObject* key) const {
+    auto found = table_.find(key);
+    return found == table_.end() ? nullptr : found->second;
+  }
+
+  Entry* find(nb::handle key) const {
+    if (!PyObject_TypeCheck(key.ptr(), key_type())) {
+      throw nb::type_error(
+          (std::string("key is a ") + Py_TYPE(key.ptr())->tp_name + ", not a CacheEngineKey")
+              .c_str());
+    }
+    return lookup(key.ptr());
+  }
+
+  Entry* new_entry() {
+    if (spare_.empty()) return &storage_.emplace_back();
+    Entry* entry = spare_.back();
+    spare_.pop_back();
+    *entry = Entry{};
+    return entry;
+  }
+
+  // Takes an entry that has left the order out of the table; the caller gets its references.
+  std::pair<nb::object, nb::object> forget(Entry* entry) {
+    table_.erase(static_cast<PyObject*>(entry->key));
+    nb::object key = nb::steal(static_cast<PyObject*>(entry->key));
+    nb::object value = nb::steal(static_cast<PyObject*>(entry->value));
+    spare_.push_back(entry);
+    return {std::move(key), std::move(value)};
+  }
+
+  static nb::list keys_of(const std::vector<Entry*>& entries) {
+    std::vector<nb::object> keys;
+    keys.reserve(entries.size());
+    for (Entry* e : entries) keys.push_back(nb::borrow(static_cast<PyObject*>(e->key)));
+    nb::list result;
+    for (nb::object& key : keys) result.append(std::move(key));
+    return result;
+  }
+
+  void drop_all() {
+    std::vector<std::pair<nb::object, nb::object>> gone;
+    std::vector<Entry*> all;
+    for (const auto& [key, entry] : table_) all.push_back(entry);
+    for (Entry* entry : all) {
+      pool_->uncache(order_, entry);
+      gone.push_back(forget(entry));
+    }
+  }
+
+  std::shared_ptr<Pool> pool_;
+  EvictionOrder order_;
+  Table table_;
+  std::deque<Entry> storage_;
+  std::vector<Entry*> spare_;
+};
+
+}  // namespace
+
+void bind_index(nb::module_& m) {
+  nb::class_<HotIndex>(m, "HotIndex", "Key to memory object, with the order in which they leave.")
+      .def(nb::init<std::shared_ptr<Pool>, const std::string&>(), nb::arg("pool"),
+           nb::arg("policy"))
+      .def("__len__", &HotIndex::size)
+      .def("__contains__", &HotIndex::contains, nb::arg("key"))
+      .def("peek", &HotIndex::peek, nb::arg("key"), "The memory object or None; moves nothing.")
+      .def("insert", &HotIndex::insert, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
+           "Take a reference and list the block; False when the key is resident already.")
+      .def("remove", &HotIndex::remove, nb::arg("key"),
+           "Drop the cache's reference; returns the memory object, or None when absent.")
+      .def("get", &HotIndex::get, nb::arg("key"), "The memory object with a reference; a use.")
+      .def("get_many", &HotIndex::get_many, nb::arg("keys"))
+      .def(
+          "touch", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kUse); },
+          nb::arg("keys"), "One byte per key: 0 absent, 1 moved, 2 resident but not moved.")
+      .def(
+          "hit", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kHit); },
+          nb::arg("keys"), "As touch, for a lookup: MRU moves too.")
+      .def(
+          "demote", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kDemote); },
+          nb::arg("keys"), "To the end where victims are taken; answers like touch.")
+      .def("prefix_length", &HotIndex::prefix_length, nb::arg("keys"))
+      .def("pin_prefix", &HotIndex::pin_prefix, nb::arg("keys"),
+           "Pin the resident prefix; returns its memory objects.")
+      .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(), nb::arg("nbytes"),
+           nb::arg("parent").none(),
+           "Returns (block or None, [(key, memory object) evicted]); None evicts nothing.")
+      .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))
+      .def("could_hold", &HotIndex::could_hold, nb::arg("nbytes"), nb::arg("count"))
+      .def("first_victims", &HotIndex::first_victims, nb::arg("count"))
+      .def("evictable", &HotIndex::evictable)
+      .def("keys", &HotIndex::keys)
+      .def("gauges", &HotIndex::gauges)
+      .def("check_integrity", &HotIndex::check_integrity);
+}
+
+}  // namespace lmcache

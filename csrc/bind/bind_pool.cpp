@@ -1,0 +1,150 @@
+#include <algorithm>
+
+#include "bind/bindings.h"
+
+namespace lmcache {
+
+namespace {
+
+constexpr double kSignalCheckSeconds = 0.1;  // how long Ctrl-C may go unnoticed in a wait
+
+bool released(PyBlock& self, nb::handle self_object, bool freed) {
+  if (freed && self.tell_parent && !self.parent.is_none()) self.parent.attr("free")(self_object);
+  return freed;
+}
+
+bool wait_for_release(Pool& pool, uint64_t version, double timeout_seconds) {
+  while (timeout_seconds > 0) {
+    const double slice = std::min(timeout_seconds, kSignalCheckSeconds);
+    bool done;
+    {
+      nb::gil_scoped_release unlocked;
+      done = pool.wait_for_release(version, slice);
+    }
+    if (done) return true;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    timeout_seconds -= slice;
+  }
+  return false;
+}
+
+nb::object allocate(const std::shared_ptr<Pool>& pool, nb::handle cls, nb::handle spec,
+                    uint64_t nbytes, nb::handle parent) {
+  Allocation made = pool->allocate(nbytes, nullptr);
+  if (!made.extent) return nb::none();
+  return make_block(cls, pool, made.extent, nbytes, spec, parent);
+}
+
+void bind_block(nb::module_& m) {
+  nb::class_<PyBlock>(m, "Block", "Reference and pin counts of one memory object.")
+      .def(
+          "__init__",
+          [](PyBlock* self, std::shared_ptr<Pool> pool, uint64_t nbytes, nb::object spec,
+             nb::object parent, nb::object raw, int64_t refs, int64_t pins) {
+            new (self) PyBlock(std::move(pool));
+            self->spec = std::move(spec);
+            self->metadata = nb::none();
+            self->tell_parent = !parent.is_none();
+            self->parent = std::move(parent);
+            self->raw = std::move(raw);
+            Pool& home = self->core.pool();
+            home.adopt(self->core, nullptr, nbytes);
+            for (int64_t i = 1; i < refs; ++i) home.ref_up(self->core);
+            for (int64_t i = 0; i < pins; ++i) home.pin(self->core);
+            if (refs < 1) home.ref_down(self->core);
+          },
+          nb::arg("pool"), nb::arg("nbytes"), nb::arg("spec").none(), nb::arg("parent").none(),
+          nb::arg("raw").none(), nb::arg("refs") = 1, nb::arg("pins") = 0)
+      .def("ref_count_up", [](PyBlock& b) { b.core.pool().ref_up(b.core); })
+      .def("ref_count_down",
+           [](nb::handle self) {
+             PyBlock& b = *nb::inst_ptr<PyBlock>(self);
+             released(b, self, b.core.pool().ref_down(b.core));
+           })
+      .def("get_ref_count", [](PyBlock& b) { return b.core.pool().refs(b.core); })
+      .def("pin",
+           [](PyBlock& b) {
+             b.core.pool().pin(b.core);
+             return true;
+           })
+      .def("unpin",
+           [](nb::handle self) {
+             PyBlock& b = *nb::inst_ptr<PyBlock>(self);
+             released(b, self, b.core.pool().unpin(b.core));
+             return true;
+           })
+      .def_prop_ro("pin_count", [](PyBlock& b) { return b.core.pool().pins(b.core); })
+      .def_prop_ro("is_pinned", [](PyBlock& b) { return b.core.pool().pins(b.core) > 0; })
+      .def_prop_ro("can_evict", [](PyBlock& b) { return b.core.pool().can_evict(b.core); })
+      .def_prop_ro("_cached", [](PyBlock& b) { return b.core.pool().cached(b.core); })
+      .def_prop_ro("_freed", [](PyBlock& b) { return b.core.pool().freed(b.core); })
+      .def_prop_ro("_offset", [](PyBlock& b) { return b.core.pool().offset(b.core); })
+      .def_prop_ro("_size_bytes", [](PyBlock& b) { return b.core.pool().size_bytes(b.core); })
+      .def_rw("_spec", &PyBlock::spec, nb::arg().none())
+      .def_rw("_metadata", &PyBlock::metadata, nb::arg().none())
+      .def_rw("_parent", &PyBlock::parent, nb::arg().none())
+      .def_rw("_raw", &PyBlock::raw, nb::arg().none());
+}
+
+}  // namespace
+
+nb::dict gauges_dict(const PoolGauges& g) {
+  nb::dict d;
+  d["capacity_bytes"] = g.capacity_bytes;
+  d["free_bytes"] = g.free_bytes;
+  d["largest_free_bytes"] = g.largest_free_bytes;
+  d["cached_bytes"] = g.cached_bytes;
+  d["held_bytes"] = g.held_bytes;
+  d["num_blocks"] = g.num_blocks;
+  d["num_pinned"] = g.num_pinned;
+  d["num_parked"] = g.num_parked;
+  d["num_cached"] = g.num_cached;
+  d["num_leaked"] = g.num_leaked;
+  d["num_underflow"] = g.num_underflow;
+  d["num_waiting"] = g.num_waiting;
+  return d;
+}
+
+nb::object make_block(nb::handle cls, const std::shared_ptr<Pool>& pool, Extent* extent,
+                      uint64_t nbytes, nb::handle spec, nb::handle parent) {
+  nb::object block;
+  try {
+    block = nb::inst_alloc(cls);
+  } catch (...) {
+    pool->abandon(extent);
+    throw;
+  }
+  PyBlock* made = new (nb::inst_ptr<PyBlock>(block)) PyBlock(pool);
+  made->spec = nb::borrow(spec);
+  made->metadata = nb::none();
+  made->parent = nb::borrow(parent);
+  made->raw = nb::none();
+  pool->adopt(made->core, extent, nbytes);
+  nb::inst_mark_ready(block);
+  return block;
+}
+
+void bind_pool(nb::module_& m) {
+  nb::class_<Pool>(m, "Pool", "The bytes of one pool and the counts of what lives in it.")
+      .def(nb::new_([](uint64_t capacity_bytes, uint64_t align_bytes) {
+             if (align_bytes == 0) throw nb::value_error("align_bytes must be positive");
+             return std::make_shared<Pool>(capacity_bytes, align_bytes);
+           }),
+           nb::arg("capacity_bytes"), nb::arg("align_bytes") = 4096)
+      .def("allocate", &allocate, nb::arg("cls"), nb::arg("spec").none(), nb::arg("nbytes"),
+           nb::arg("parent").none(), "Take free bytes as an instance of `cls`, or return None.")
+      .def("could_hold",
+           [](Pool& pool, uint64_t nbytes, uint64_t count) {
+             return pool.could_hold(nbytes, count, nullptr);
+           },
+           nb::arg("nbytes"), nb::arg("count"))
+      .def("grow", &Pool::grow, nb::arg("nbytes"))
+      .def("gauges", [](Pool& pool) { return gauges_dict(pool.gauges(nullptr)); })
+      .def_prop_ro("version", &Pool::version)
+      .def("wait_for_release", &wait_for_release, nb::arg("version"), nb::arg("timeout_seconds"),
+           "Wait, without the interpreter's lock, until something is released after `version`.")
+      .def("check_integrity", [](Pool& pool) { return pool.check(nullptr); });
+  bind_block(m);
+}
+
+}  // namespace lmcache

@@ -1,0 +1,1 @@
+"""The in-process engine; the version in the path is upstream's."""
