@@ -61,6 +61,7 @@ void bind_block(nb::module_& m) {
              PyBlock& b = *nb::inst_ptr<PyBlock>(self);
              released(b, self, b.core.pool().ref_down(b.core));
            })
+      .def("invalidate", [](PyBlock& b) { b.core.pool().invalidate(b.core); })
       .def("get_ref_count", [](PyBlock& b) { return b.core.pool().refs(b.core); })
       .def("pin",
            [](PyBlock& b) {
@@ -76,6 +77,7 @@ void bind_block(nb::module_& m) {
       .def_prop_ro("pin_count", [](PyBlock& b) { return b.core.pool().pins(b.core); })
       .def_prop_ro("is_pinned", [](PyBlock& b) { return b.core.pool().pins(b.core) > 0; })
       .def_prop_ro("can_evict", [](PyBlock& b) { return b.core.pool().can_evict(b.core); })
+      .def_prop_ro("_pool", [](PyBlock& b) { return b.core.pool_ptr(); })
       .def_prop_ro("_cached", [](PyBlock& b) { return b.core.pool().cached(b.core); })
       .def_prop_ro("_freed", [](PyBlock& b) { return b.core.pool().freed(b.core); })
       .def_prop_ro("_offset", [](PyBlock& b) { return b.core.pool().offset(b.core); })

@@ -129,6 +129,14 @@ void Pool::notify_locked() {
   if (num_waiting_ > 0) released_.notify_all();
 }
 
+void Pool::invalidate(Block& block) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (block.freed_ || block.entry_) return;
+  if (block.pins_ > 0) --num_pinned_;
+  block.refs_ = block.pins_ = 0;
+  free_locked(block);
+}
+
 bool Pool::can_evict(Block& block) {
   return locked([&] { return block.refs_ == 1 && block.pins_ == 0; });
 }

@@ -85,6 +85,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool ref_down(Block& block);
   bool unpin(Block& block);
   void pin(Block& block);
+  void invalidate(Block& block);  // frees the bytes whatever is counted; not while cached
   bool can_evict(Block& block);
   int64_t refs(Block& block);
   int64_t pins(Block& block);

@@ -5,12 +5,13 @@ the same bytes with `canonical=True`.
 """
 
 import struct
-
-import torch
+from collections.abc import Iterable
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY = (major << 5 for major in (0, 1, 2, 3, 4))
 _FALSE, _TRUE, _NULL = b"\xf4", b"\xf5", b"\xf6"
 _LARGEST_IN_HEAD = 23
+# More than a vocabulary has; some 30 MB when full.
+_MOST_KNOWN_NUMBERS = 1 << 18
 # Payload bytes after the head byte → number format; the head says 24 + the position in this list.
 _PAYLOADS = ((1, ">B"), (2, ">H"), (4, ">I"), (8, ">Q"))
 
@@ -42,32 +43,25 @@ def array_head(num_items: int) -> bytes:
     return _head(_ARRAY, num_items)
 
 
-def encode_numbers(numbers: torch.Tensor) -> tuple[bytes, torch.Tensor]:
-    """Encode many whole numbers at once, none of them in Python.
+def encode_numbers(numbers: Iterable[int]) -> bytes:
+    """Return the encodings of many whole numbers in a row, as fast as looking each up.
 
-    Args:
-        numbers: [num_numbers], int64, CPU.
-
-    Returns:
-        The encodings in a row, and [num_numbers + 1], int64: where each begins, and the end.
+    Threads: safe from any thread.
     """
-    sign = numbers >> 63
-    magnitude = numbers ^ sign
-    # 0 to 4: the number is in the head, or in a payload of 1, 2, 4 or 8 bytes.
-    size_class = torch.zeros_like(numbers)
-    for bound in (_LARGEST_IN_HEAD + 1, 1 << 8, 1 << 16, 1 << 32):
-        size_class += magnitude >= bound
-    sizes = torch.tensor((1, 2, 3, 5, 9))[size_class]
-    bounds = torch.zeros(len(numbers) + 1, dtype=torch.int64)
-    torch.cumsum(sizes, 0, out=bounds[1:])
-    encoded = torch.empty(int(bounds[-1]), dtype=torch.uint8)
-    head = torch.where(size_class == 0, magnitude, size_class + _LARGEST_IN_HEAD)
-    encoded[bounds[:-1]] = (head | (sign & _NEGATIVE)).to(torch.uint8)
-    for position in range(int(sizes.max()) - 1 if len(numbers) else 0):
-        has_byte = sizes > position + 1
-        low_byte = (magnitude[has_byte] >> (8 * position)) & 0xFF
-        encoded[bounds[1:][has_byte] - 1 - position] = low_byte.to(torch.uint8)
-    return encoded.numpy_free_bytes(), bounds
+    return b"".join(map(_KNOWN_NUMBERS.__getitem__, numbers))
+
+
+class _KnownNumbers(dict[int, bytes]):
+    """Number → encoding, for numbers that come again, as token ids do; starts anew when full."""
+
+    def __missing__(self, number: int) -> bytes:
+        if len(self) >= _MOST_KNOWN_NUMBERS:
+            self.clear()
+        encoded = self[number] = encode(number)
+        return encoded
+
+
+_KNOWN_NUMBERS = _KnownNumbers()
 
 
 def _head(major: int, number: int) -> bytes:

@@ -1,0 +1,1 @@
+"""Allocators over one kind of memory each."""

@@ -1,0 +1,21 @@
+"""Memory objects and allocators under the names that callers import."""
+
+from lmcache.v1.address_manager import AddressManager
+from lmcache.v1.memory_allocator import MemoryAllocatorInterface
+from lmcache.v1.memory_format import MemoryFormat
+from lmcache.v1.memory_object import (
+    BytesBufferMemoryObj,
+    MemoryObj,
+    MemoryObjMetadata,
+    TensorMemoryObj,
+)
+
+__all__ = [
+    "AddressManager",
+    "BytesBufferMemoryObj",
+    "MemoryAllocatorInterface",
+    "MemoryFormat",
+    "MemoryObj",
+    "MemoryObjMetadata",
+    "TensorMemoryObj",
+]

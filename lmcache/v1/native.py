@@ -1,0 +1,32 @@
+"""The one importer of the compiled core, and the words to say when it is missing."""
+
+try:
+    from lmcache._native import (
+        AddressRanges,
+        Block,
+        HandleOrder,
+        HostPages,
+        HotIndex,
+        KeyCore,
+        Pool,
+        copy_batch,
+        make_keys,
+    )
+except ImportError as error:
+    raise ImportError(
+        "lmcache's native core (lmcache._native) cannot be loaded: "
+        f"{error}. Install the wheel for this Python, or build it in a source tree with "
+        "`pip install -e .` (needs g++ with C++17)."
+    ) from error
+
+__all__ = [
+    "AddressRanges",
+    "Block",
+    "HandleOrder",
+    "HostPages",
+    "HotIndex",
+    "KeyCore",
+    "Pool",
+    "copy_batch",
+    "make_keys",
+]

@@ -1,0 +1,238 @@
+"""The hot cache: key -> memory object under one lock, and every transition told to the ledger."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.memory_object import MemoryObj, MemorySpec, TensorMemoryObj
+from lmcache.v1.native import HotIndex, Pool
+from lmcache.v1.storage_backend.abstract_backend import Motion
+from lmcache.v1.storage_backend.cache_events import RemovalReason
+from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy, Evictable
+from lmcache.v1.storage_backend.residency_ledger import TierLedger
+
+
+class HotCacheView(Mapping[CacheEngineKey, MemoryObj]):
+    """What is resident, coldest first, to read. Each call is one native step."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, index: HotIndex) -> None:
+        self._index = index
+
+    def __getitem__(self, key: CacheEngineKey) -> MemoryObj:
+        memory_obj: MemoryObj | None = self._index.peek(key) if key in self._index else None
+        if memory_obj is None:
+            raise KeyError(key)
+        return memory_obj
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
+    def __iter__(self) -> Iterator[CacheEngineKey]:
+        return iter(self._index.keys())
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+class HotCachePolicy(BaseCachePolicy[CacheEngineKey]):
+    """The order of a hot cache, for callers that reach for it. Moves are made under its lock."""
+
+    def __init__(self, index: HotIndex, name: str) -> None:
+        self._moves: dict[Motion, Callable[[Sequence[CacheEngineKey]], bytes]] = {
+            Motion.USE: index.touch,
+            Motion.HIT: index.hit,
+            Motion.DEMOTE: index.demote,
+        }
+        self._index = index
+        self.name = name
+
+    @property
+    def honours_placement(self) -> bool:
+        """Whether cold puts and demotions move anything."""
+        return self.name in ("LRU", "LFU")
+
+    def init_mutable_mapping(self) -> dict[CacheEngineKey, Any]:
+        """Return an empty dict; the hot cache keeps its own mapping."""
+        return {}
+
+    def move(self, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
+        """The one primitive behind touch, lookups and `update_on_hit`; see `move_in_order`."""
+        return self._moves[motion](keys)
+
+    def update_on_hit(
+        self, key: CacheEngineKey, cache_dict: Mapping[CacheEngineKey, Any]
+    ) -> None:
+        """Count a hit; an absent key is ignored."""
+        self.move((key,), Motion.HIT)
+
+    def update_on_put(self, key: CacheEngineKey) -> None:
+        """Do nothing: the cache orders what it stores."""
+
+    def update_on_force_evict(self, key: CacheEngineKey) -> None:
+        """Do nothing: the cache forgets what it removes."""
+
+    def get_evict_candidates(
+        self, cache_dict: Mapping[CacheEngineKey, Evictable], num_candidates: int = 1
+    ) -> list[CacheEngineKey]:
+        """Name the keys that would leave next; nothing is removed."""
+        keys: list[CacheEngineKey] = self._index.first_victims(num_candidates)
+        return keys
+
+
+class HotCache:
+    """Resident memory objects of one pool, and the only code that adds or removes them.
+
+        key's state   meaning                                       who may leave it
+        absent        not listed                                    put
+        resident      listed; the cache holds one reference         take_room, remove, clear, put of
+                                                                    another size or dtype
+        held          resident, with a pin or a reader's reference  as resident, but not take_room
+
+    `lock` makes sequences of calls atomic and is taken before the ledger's lock; single native calls
+    are atomic without it. It guards the index together with the ledger page.
+
+    Args:
+        pool: Home of the objects that can be listed.
+        policy_name: LRU, LFU, FIFO or MRU.
+        page: Where transitions are reported.
+    """
+
+    def __init__(self, pool: Pool, policy_name: str, page: TierLedger) -> None:
+        self.pool = pool
+        self.index = HotIndex(pool, policy_name)
+        self.policy = HotCachePolicy(self.index, policy_name)
+        self.view = HotCacheView(self.index)
+        self.lock = threading.Lock()
+        self.num_evicted = 0
+        self._page = page
+
+    def attach_ledger(self, page: TierLedger) -> None:
+        """Report to `page` from now on, beginning with what is resident."""
+        with self.lock:
+            self._page = page
+            page.stored((key, self.index.peek(key)) for key in self.index.keys())
+
+    # --- adding ----------------------------------------------------------------------------------
+    def put(
+        self, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj], is_cold: bool
+    ) -> None:
+        """List objects, given head first; the head ends youngest, cold ones leave tail first.
+
+        A resident key of the same size and dtype is used again (unless `is_cold`: then nothing
+        moves); of another, it is replaced.
+
+        Raises:
+            ValueError: An object of another pool, released, or listed under another key; the pairs
+                before it are listed.
+        """
+        pairs = list(zip(keys, memory_objs, strict=True))
+        if not is_cold:
+            pairs.reverse()
+        with self.lock:
+            stored: list[tuple[CacheEngineKey, MemoryObj]] = []
+            try:
+                for key, memory_obj in pairs:
+                    if self._insert_locked(key, memory_obj, is_cold):
+                        stored.append((key, memory_obj))
+            finally:
+                if stored:
+                    self._page.stored(stored)
+
+    def _insert_locked(self, key: CacheEngineKey, memory_obj: MemoryObj, is_cold: bool) -> bool:
+        if self.index.insert(key, memory_obj, is_cold):
+            return True
+        resident: MemoryObj = self.index.peek(key)
+        if _same_contents_shape(resident, memory_obj):
+            if not is_cold:
+                self.policy.move((key,), Motion.USE)
+            return False
+        if memory_obj.is_cached() or not memory_obj.is_valid():
+            raise ValueError(f"the memory object for {key} is stored already, or released")
+        self.index.remove(key)
+        self.index.insert(key, memory_obj, is_cold)
+        self._page.replaced(key, resident, memory_obj)
+        return False
+
+    # --- reading ---------------------------------------------------------------------------------
+    def get(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Return the object with a reference, or None; a use."""
+        with self.lock:
+            memory_obj: MemoryObj | None = self.index.get(key)
+        return memory_obj
+
+    def get_many(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Return one object or None per key; one use each, head youngest."""
+        with self.lock:
+            found: list[MemoryObj | None] = self.index.get_many(keys)
+        return found
+
+    def peek(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Return the object with a reference, or None; moves nothing."""
+        with self.lock:
+            memory_obj: MemoryObj | None = self.index.peek(key)
+            if memory_obj is not None:
+                memory_obj.ref_count_up()
+        return memory_obj
+
+    # --- removing --------------------------------------------------------------------------------
+    def take_room(self, spec: MemorySpec, parent: object) -> TensorMemoryObj | None:
+        """Return a new object, evicting as little as needed; None evicts nothing."""
+        with self.lock:
+            made, victims = self.index.allocate(TensorMemoryObj, spec, spec.size_bytes, parent)
+            if victims:
+                self.num_evicted += len(victims)
+                self._page.removed(victims, RemovalReason.CAPACITY)
+        memory_obj: TensorMemoryObj | None = made
+        return memory_obj
+
+    def evict_next(self) -> bool:
+        """Evict the next victim, for pools without addresses; False when there is none."""
+        with self.lock:
+            keys = self.index.first_victims(1)
+            self.num_evicted += self._remove_locked(keys, RemovalReason.CAPACITY)
+        return bool(keys)
+
+    def remove(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
+        """Unlist keys, held ones too (readers keep their bytes); returns how many were there."""
+        with self.lock:
+            return self._remove_locked(keys, reason)
+
+    def remove_locked(self, key: CacheEngineKey) -> bool:
+        """As `remove` of one key to make room; the caller holds `lock`."""
+        return self._remove_locked((key,), RemovalReason.CAPACITY) > 0
+
+    def clear_evictable(self) -> list[MemoryObj]:
+        """Unlist everything that nobody holds; returns the objects."""
+        return self._clear(lambda: self.index.evictable())
+
+    def clear_all(self) -> list[MemoryObj]:
+        """Unlist everything; returns the objects."""
+        return self._clear(lambda: self.index.keys())
+
+    def _clear(self, keys: Callable[[], list[CacheEngineKey]]) -> list[MemoryObj]:
+        with self.lock:
+            gone = [(key, self.index.remove(key)) for key in keys()]
+            self._page.removed(gone, RemovalReason.CLEAR)
+        return [memory_obj for _, memory_obj in gone]
+
+    def _remove_locked(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
+        gone = [(key, self.index.remove(key)) for key in keys if key in self.index]
+        if gone:
+            self._page.removed(gone, reason)
+        return len(gone)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming every broken invariant of index, pool and ledger page."""
+        with self.lock:
+            faults: list[str] = self.index.check_integrity()
+            if set(self.index.keys()) != set(self._page.generations):
+                faults.append("the ledger and the index list different keys")
+        if faults:
+            raise AssertionError("; ".join(faults))
+
+
+def _same_contents_shape(a: MemoryObj, b: MemoryObj) -> bool:
+    return a.get_size() == b.get_size() and a.get_dtypes() == b.get_dtypes()

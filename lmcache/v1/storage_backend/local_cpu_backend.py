@@ -1,0 +1,483 @@
+"""Tier 0: memory objects in host memory, evicted by policy when the pool is full."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmcache.logging import init_logger
+from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.errors import ConfigError
+from lmcache.v1.host_copy import copy_memory_objs
+from lmcache.v1.host_limits import check_pool_fits
+from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
+from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
+from lmcache.v1.memory_format import MemoryFormat
+from lmcache.v1.memory_object import (
+    FOREIGN_POOL,
+    BytesBufferMemoryObj,
+    MemoryObj,
+    as_groups,
+    size_of,
+)
+from lmcache.v1.pin_monitor import PinMonitor
+from lmcache.v1.pin_table import PinOwner, PinTable
+from lmcache.v1.storage_backend.abstract_backend import (
+    AllocatorBackendInterface,
+    Motion,
+    PutCallback,
+)
+from lmcache.v1.storage_backend.cache_events import RemovalReason
+from lmcache.v1.storage_backend.cache_policy import canonical_policy_name
+from lmcache.v1.storage_backend.hot_cache import HotCache
+from lmcache.v1.storage_backend.placement import Placement
+from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
+
+if TYPE_CHECKING:
+    from lmcache.v1.config import LMCacheEngineConfig
+    from lmcache.v1.metadata import LMCacheMetadata
+
+logger = init_logger(__name__)
+
+NAME = "LocalCPUBackend"
+_Result = TypeVar("_Result")
+_ALIGN_SETTING = "local_cpu.pinned_align_bytes"
+
+
+class LocalCPUBackend(AllocatorBackendInterface):
+    """The CPU tier: the pool of one worker and the hot cache over it.
+
+    Args:
+        config: Pool size, policy, pin time-out, bounded wait.
+        metadata: Shapes of chunks and ranks on this host; None where no chunk size is asked for.
+        dst_device: See `StorageBackendInterface`.
+        lmcache_worker: Accepted for callers of 0.5.6; there is no controller.
+        memory_allocator: Use this instead of making one.
+
+    Attributes:
+        cpu_lock: The hot cache's lock; not re-entrant.
+        hot_cache: Read-only view, key to memory object, coldest first.
+        cache_policy: `update_on_hit(key, hot_cache)` is the primitive that touch uses.
+        use_hot: False: puts list nothing, and the pool only stages.
+
+    Raises:
+        HostMemoryError: The pools of this host's ranks exceed its memory.
+        ConfigError: A size or alignment that cannot be used.
+
+    Threads: safe from any thread.
+    """
+
+    reports_residency = True
+    takes_placement = True
+    takes_pin_owner = True
+
+    # Defaults for callers that build a backend without running __init__.
+    _hot: HotCache | None = None
+    use_hot: bool = True
+    wait_timeout_seconds: float = 10.0
+    hot_cache: Mapping[CacheEngineKey, MemoryObj]
+
+    def __init__(
+        self,
+        config: "LMCacheEngineConfig",
+        metadata: "LMCacheMetadata | None" = None,
+        dst_device: str = "cpu",
+        lmcache_worker: object = None,
+        memory_allocator: MemoryAllocatorInterface | None = None,
+    ) -> None:
+        super().__init__(dst_device)
+        policy_name = canonical_policy_name(config.cache_policy)
+        self.metadata = metadata
+        self.chunk_size_tokens = config.chunk_size
+        self.memory_allocator = memory_allocator or self.initialize_allocator(config, metadata)
+        pool_allocator = self.memory_allocator.pool_allocator
+        pool = FOREIGN_POOL if pool_allocator is None else pool_allocator.pool
+        self._hot = hot = HotCache(pool, policy_name, ResidencyLedger().register_tier(NAME))
+        self.cpu_lock = self.order_lock = hot.lock
+        self.hot_cache = hot.view
+        self.cache_policy = hot.policy
+        self.use_hot = config.local_cpu
+        self.wait_timeout_seconds = config.blocking_timeout_secs
+        self.pins = PinTable(config.pin_timeout_sec)
+        self.num_failed_allocations = 0
+        self._is_closed = False
+        PinMonitor.GetOrCreate().watch(self.pins, config.pin_check_interval_sec)
+        if not hot.policy.honours_placement:
+            logger.info("cache_policy %s ignores placement and demotion", policy_name)
+
+    def initialize_allocator(
+        self, config: "LMCacheEngineConfig", metadata: "LMCacheMetadata | None" = None
+    ) -> MemoryAllocatorInterface:
+        """Make the pool of `max_local_cpu_size` GiB, once the host was found to allow it."""
+        size_gib = config.max_local_cpu_size
+        if size_gib <= 0:
+            raise ConfigError(
+                f"max_local_cpu_size={size_gib}: the CPU tier needs a pool; set "
+                "LMCACHE_MAX_LOCAL_CPU_SIZE to a positive number of GiB"
+            )
+        local_world_size = 1 if metadata is None else metadata.local_world_size
+        check_pool_fits(size_gib, local_world_size)
+        align_bytes = config.get_extra_config_value(_ALIGN_SETTING, None)
+        if align_bytes is not None and (align_bytes <= 0 or align_bytes & (align_bytes - 1)):
+            raise ConfigError(
+                f"extra_config {_ALIGN_SETTING}={align_bytes} must be a power of two of bytes"
+            )
+        logger.info(
+            "CPU pool: %.2f GiB, pageable until a device backend pins it, policy %s",
+            size_gib,
+            config.cache_policy,
+        )
+        return MixedMemoryAllocator(int(size_gib * 2**30), align_bytes=align_bytes)
+
+    @property
+    def hot(self) -> HotCache:
+        """The hot cache; RuntimeError when __init__ was not run."""
+        if self._hot is None:
+            raise RuntimeError("this LocalCPUBackend was built without its __init__")
+        return self._hot
+
+    # --- touch and events ------------------------------------------------------------------------
+    def attach_ledger(self, page: TierLedger) -> None:
+        """Report residency to `page` from now on."""
+        if self._hot is not None:
+            self._hot.attach_ledger(page)
+
+    def move_in_order(self, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
+        """See `StorageBackendInterface`; the caller holds `cpu_lock`."""
+        if self._hot is not None:
+            return self.cache_policy.move(keys, motion)
+        answers = bytearray(len(keys))
+        for position in reversed(range(len(keys))):
+            if keys[position] in self.hot_cache:
+                self.cache_policy.update_on_hit(keys[position], self.hot_cache)
+                answers[position] = 1
+        return bytes(answers)
+
+    def would_admit(self, nbytes: int, placement: Placement) -> bool:
+        """Whether an object of `nbytes` would find room; see `StorageManager.would_admit`."""
+        if placement is Placement.SPARE:
+            gauges = self.hot.pool.gauges()
+            free: int = gauges["largest_free_bytes"]
+            return free >= nbytes
+        fits: bool = self.hot.index.would_fit(nbytes)
+        return fits
+
+    # --- looking up ------------------------------------------------------------------------------
+    def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
+        """Whether `key` is resident; moves nothing by itself."""
+        if pin:
+            return self.batched_contains_for([key], True, None) == 1
+        return key in self.hot_cache
+
+    def batched_contains(self, keys: Sequence[CacheEngineKey], pin: bool = False) -> int:
+        """Return the length of the resident prefix; with `pin`, pin it without an owner."""
+        return self.batched_contains_for(keys, pin, None)
+
+    def batched_contains_for(
+        self, keys: Sequence[CacheEngineKey], pin: bool, owner: PinOwner | None
+    ) -> int:
+        """Return the length of the resident prefix; with `pin`, pin it for `owner`.
+
+        A pinned lookup is one use of each key. The order moves when `touch_cache` is called, or at
+        the latest when the pin is released.
+        """
+        if not pin:
+            length: int = self.hot.index.prefix_length(keys)
+            return length
+        pinned = self.hot.index.pin_prefix(keys)
+        for key, memory_obj in zip(keys, pinned, strict=False):
+            self.pins.add(owner, key, memory_obj)
+        if pinned:
+            PinMonitor.GetOrCreate().wake()
+        return len(pinned)
+
+    def touch_cache(self) -> None:
+        """Count the owner-less pinned lookups of this thread or task as uses, head youngest."""
+        self.count_pinned_uses(None)
+
+    def count_pinned_uses(self, owner: PinOwner | None) -> None:
+        """Count the pinned lookups of `owner` as uses, head youngest; each pin counts once."""
+        self._count_uses(self.pins.take_uncounted(owner))
+
+    def _count_uses(self, keys: Sequence[CacheEngineKey]) -> None:
+        if keys:
+            with self.cpu_lock:
+                self.cache_policy.move(keys, Motion.HIT)
+
+    def pin(self, key: CacheEngineKey) -> bool:
+        """Pin `key` without an owner; False when absent."""
+        return self.contains(key, True)
+
+    def unpin(self, key: CacheEngineKey) -> bool:
+        """Release an owner-less pin of `key`; False when there is none."""
+        return self.release_pins((key,), None) == 1
+
+    def release_pins(self, keys: Sequence[CacheEngineKey], owner: PinOwner | None) -> int:
+        """Release one pin of each key that belongs to `owner`; returns how many were."""
+        num_released, uncounted = self.pins.release(owner, keys)
+        self._count_uses(uncounted)
+        return num_released
+
+    def get_keys(self) -> list[CacheEngineKey]:
+        """Return the resident keys, coldest first."""
+        return list(self.hot_cache)
+
+    # --- storing ---------------------------------------------------------------------------------
+    def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
+        """False: a put is complete when it returns."""
+        return False
+
+    def submit_put_task(
+        self,
+        key: CacheEngineKey,
+        memory_obj: MemoryObj,
+        on_complete_callback: PutCallback | None = None,
+    ) -> Future[Any] | None:
+        """Store one object; see `batched_submit_placed_put`."""
+        self.batched_submit_placed_put([key], [memory_obj], Placement.YOUNG, None, on_complete_callback)
+        return None
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: Sequence[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback: PutCallback | None = None,
+    ) -> None:
+        """Store objects, given head first; see `batched_submit_placed_put`."""
+        self.batched_submit_placed_put(
+            keys, objs, Placement.YOUNG, transfer_spec, on_complete_callback
+        )
+
+    def batched_submit_placed_put(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: Sequence[MemoryObj],
+        placement: Placement,
+        transfer_spec: Any = None,
+        on_complete_callback: PutCallback | None = None,
+    ) -> None:
+        """List objects in the hot cache, each with a reference of the cache's own.
+
+        Does nothing while `use_hot` is off. A resident key of the same size and dtype is used again
+        (a cold put moves nothing); of another, it is replaced. An object of another allocator, or
+        one that is listed under another key, is copied; where there is no room for the copy, that
+        key is not stored. The callback runs once per stored key, under no lock.
+        """
+        if not self.use_hot:
+            return
+        own_keys: list[CacheEngineKey] = []
+        own_objs: list[MemoryObj] = []
+        copies: list[MemoryObj] = []
+        for key, obj in zip(keys, objs, strict=True):
+            own = self._own_copy(key, obj)
+            if own is None:
+                continue
+            if own is not obj:
+                copies.append(own)
+            own_keys.append(key)
+            own_objs.append(own)
+        try:
+            self.hot.put(own_keys, own_objs, placement.is_cold)
+        finally:
+            for copy in copies:
+                copy.ref_count_down()
+        if on_complete_callback is not None:
+            for key in own_keys:
+                _call_back(on_complete_callback, key)
+
+    def _own_copy(self, key: CacheEngineKey, obj: MemoryObj) -> MemoryObj | None:
+        is_buffer = isinstance(obj, BytesBufferMemoryObj)
+        is_own = obj.pool() is self.hot.pool and not is_buffer
+        if is_own and (not obj.is_cached() or self.hot_cache.get(key) is obj):
+            return obj
+        fmt = MemoryFormat.BINARY if is_buffer else obj.get_memory_format()
+        own = self.allocate(obj.get_shapes(), obj.get_dtypes(), fmt, busy_loop=False)
+        if own is not None:
+            copy_memory_objs([own], [obj])
+        return own
+
+    # --- reading ---------------------------------------------------------------------------------
+    def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Return the object with a reference for the caller, or None; a use."""
+        return self.hot.get(key)
+
+    def batched_get_blocking(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Return one object or None per key; one use each, head youngest."""
+        return self.hot.get_many(keys)
+
+    def peek(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Return the object with a reference for the caller, or None; no use: for diagnostics."""
+        return self.hot.peek(key)
+
+    # --- removing --------------------------------------------------------------------------------
+    def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
+        """Remove `key`; False when absent. Readers and pins keep the bytes alive.
+
+        With force=False the caller holds `cpu_lock` and the reason is CAPACITY.
+        """
+        if not force:
+            return self.hot.remove_locked(key)
+        return self.hot.remove((key,), RemovalReason.EXPLICIT) == 1
+
+    def batched_remove(self, keys: Sequence[CacheEngineKey], force: bool = True) -> int:
+        """Remove keys; returns how many were there."""
+        if not force:
+            return sum(self.remove(key, force) for key in keys)
+        return self.hot.remove(keys, RemovalReason.EXPLICIT)
+
+    def clear(self) -> int:
+        """Remove what nobody holds; returns its tokens, 0 while `use_hot` is off."""
+        if not self.use_hot:
+            return 0
+        return sum(memory_obj.get_num_tokens() for memory_obj in self.hot.clear_evictable())
+
+    def set_hot(self, enabled: bool) -> None:
+        """Switch the hot cache; switched off, it forgets everything, held objects too."""
+        self.use_hot = enabled
+        if not enabled:
+            self.hot.clear_all()
+
+    # --- allocating ------------------------------------------------------------------------------
+    def get_memory_allocator(self) -> MemoryAllocatorInterface:
+        """Return the pool's allocator."""
+        return self.memory_allocator
+
+    def allocate(
+        self,
+        shapes: Shapes,
+        dtypes: Dtypes,
+        fmt: MemoryFormat | None = None,
+        eviction: bool = True,
+        busy_loop: bool = True,
+    ) -> MemoryObj | None:
+        """Return an object with a reference for the caller, or None.
+
+        Nothing is evicted for an allocation that cannot succeed. With `eviction` and `busy_loop` the
+        call waits up to `blocking_timeout_secs` for a release, then gives up with one log line.
+
+        Raises:
+            ValueError: An empty shape, or one that no page holds.
+        """
+        fmt = fmt or MemoryFormat.KV_2LTD
+        pool_allocator = self.memory_allocator.pool_allocator
+        if pool_allocator is None or fmt is MemoryFormat.BINARY_BUFFER:
+            return self._wait_for(
+                lambda: self._allocate_foreign(shapes, dtypes, fmt, eviction),
+                eviction and busy_loop,
+            )
+        spec = pool_allocator.spec_for(shapes, dtypes, fmt)
+        if not eviction:
+            return pool_allocator.allocate(shapes, dtypes, fmt)
+        made = self.hot.take_room(spec, pool_allocator.owner)
+        if made is not None or not busy_loop:
+            return made
+        if spec.size_bytes > self.hot.pool.gauges()["capacity_bytes"]:
+            logger.error(
+                "an object of %d bytes can never fit the CPU pool; raise "
+                "LMCACHE_MAX_LOCAL_CPU_SIZE",
+                spec.size_bytes,
+            )
+            return None
+        return self._wait_for(lambda: self.hot.take_room(spec, pool_allocator.owner), True)
+
+    def _allocate_foreign(
+        self, shapes: Shapes, dtypes: Dtypes, fmt: MemoryFormat, eviction: bool
+    ) -> MemoryObj | None:
+        while True:
+            made = self.memory_allocator.allocate(shapes, dtypes, fmt)
+            if made is not None or not eviction or not self.hot.evict_next():
+                return made
+
+    def _wait_for(self, attempt: Callable[[], _Result | None], may_wait: bool) -> _Result | None:
+        pool = self.hot.pool
+        deadline_s = time.monotonic() + self.wait_timeout_seconds
+        while True:
+            version = pool.version
+            made = attempt()
+            if made is not None or not may_wait:
+                return made
+            left_seconds = deadline_s - time.monotonic()
+            if left_seconds <= 0 or not pool.wait_for_release(version, left_seconds):
+                break
+        self.num_failed_allocations += 1
+        logger.warning(
+            "no memory was released within blocking_timeout_secs=%s s: everything in the CPU pool is "
+            "pinned or in use (%s)",
+            self.wait_timeout_seconds,
+            self.hot.index.gauges(),
+        )
+        return None
+
+    def batched_allocate(
+        self,
+        shapes: Shapes,
+        dtypes: Dtypes,
+        batch_size: int,
+        fmt: MemoryFormat | None = None,
+        eviction: bool = True,
+        busy_loop: bool = True,
+    ) -> list[MemoryObj] | None:
+        """Return `batch_size` objects, or None: then nothing was taken, and nothing evicted in vain."""
+        if batch_size < 0:
+            raise ValueError(f"batch_size must not be negative, not {batch_size}")
+        has_room = self._wait_for(
+            lambda: self._could_hold(shapes, dtypes, batch_size, eviction) or None,
+            eviction and busy_loop,
+        )
+        if not has_room:
+            return None
+        made: list[MemoryObj] = []
+        for _ in range(batch_size):
+            memory_obj = self.allocate(shapes, dtypes, fmt, eviction, busy_loop)
+            if memory_obj is None:
+                for taken in made:
+                    taken.ref_count_down()
+                return None
+            made.append(memory_obj)
+        return made
+
+    def _could_hold(
+        self, shapes: Shapes, dtypes: Dtypes, batch_size: int, eviction: bool
+    ) -> bool:
+        if self.memory_allocator.pool_allocator is None or batch_size == 0:
+            return True
+        nbytes = size_of(*as_groups(shapes, dtypes))
+        where = self.hot.index if eviction else self.hot.pool
+        could: bool = where.could_hold(nbytes, batch_size)
+        return could
+
+    def get_full_chunk_size_bytes(self) -> int:
+        """Return the bytes of a full chunk; ConfigError without metadata."""
+        if self.metadata is None:
+            raise ConfigError("the size of a chunk needs the model's metadata, which was not given")
+        return size_of(
+            self.metadata.get_shapes(self.chunk_size_tokens), self.metadata.get_dtypes()
+        )
+
+    def calculate_chunk_budget(self) -> int:
+        """Return how many full chunks the pool holds."""
+        capacity: int = self.hot.pool.gauges()["capacity_bytes"]
+        return capacity // self.get_full_chunk_size_bytes()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError naming every broken invariant."""
+        self.hot.check_integrity()
+        self.pins.check_integrity()
+
+    def close(self) -> None:
+        """Forget everything and give the pool up; objects still referenced keep their bytes."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.use_hot = False
+        if self._hot is not None:
+            self._hot.clear_all()
+            self.memory_allocator.close()
+
+
+def _call_back(callback: PutCallback, key: CacheEngineKey) -> None:
+    try:
+        callback(key)
+    except Exception:  # a caller's fault in its own callback must not undo a put
+        logger.exception("on_complete_callback raised for %s", key)

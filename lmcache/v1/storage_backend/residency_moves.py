@@ -1,0 +1,147 @@
+"""Touch and demote: move keys in every local tier's order and say what is known of them."""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+
+from lmcache.logging import init_logger
+from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.storage_backend.abstract_backend import Motion
+from lmcache.v1.storage_backend.tier_set import Tier, TierSet
+from lmcache.v1.storage_backend.touch import (
+    CODE_GONE,
+    CODE_PRESENT,
+    CODE_REFRESHED,
+    NO_TIER,
+    TouchResult,
+)
+
+logger = init_logger(__name__)
+
+_ABSENT, _MOVED, _FAILED = 0, 1, 3
+# Where every answer comes from the first tier: absent -> no tier, else tier 0.
+_FIRST_TIER_CODES = bytes([NO_TIER, 0, 0] + [NO_TIER] * 253)
+
+
+class ResidencyMoves:
+    """Moves batches of keys in the orders of all searched tiers.
+
+    One batch takes each tier's order lock once, in search order, then the ledger's, and releases
+    them together, so that its verdicts and its `seq` belong to one moment. Nothing is pinned, read,
+    promoted or waited for.
+
+    Threads: safe from any thread; `_errors_lock` guards the error count.
+    """
+
+    _traceback_was_logged = False  # one traceback per process
+
+    def __init__(self, tiers: TierSet, cpu_name: str) -> None:
+        self._tiers = tiers
+        self._cpu_name = cpu_name
+        self._errors_lock = threading.Lock()
+        self.num_errors = 0
+
+    def move(self, keys: Sequence[CacheEngineKey], motion: Motion) -> TouchResult:
+        """Move `keys` (head first) in every order that holds them.
+
+        Raises:
+            TypeError: `keys` is no sequence of CacheEngineKey. Nothing was moved.
+        """
+        checked = _checked_keys(keys)
+        tiers = list(self._tiers.searched())
+        answers: list[bytes] = []
+        with contextlib.ExitStack() as locks:
+            for tier in tiers:
+                if tier.page is None:
+                    answers.append(bytes(len(checked)))
+                    continue
+                locks.enter_context(tier.backend.order_lock)
+                answers.append(self._ask(tier, checked, motion))
+            ledger = self._tiers.ledger
+            with ledger.lock:
+                seq = ledger.seq
+                if len(tiers) == 1 and _FAILED not in answers[0]:
+                    codes, tier_codes = self._from_one_tier(tiers[0], answers[0], checked)
+                else:
+                    codes, tier_codes = self._from_all_tiers(tiers, answers, checked)
+        names = [tier.name for tier in tiers]
+        return TouchResult(checked, codes, tier_codes, names, ledger.incarnation, seq)
+
+    def _from_one_tier(
+        self, tier: Tier, answers: bytes, keys: Sequence[CacheEngineKey]
+    ) -> tuple[bytes, bytes]:
+        if tier.name != self._cpu_name or tier.page is None:
+            return self._from_all_tiers([tier], [answers], keys)
+        return answers, answers.translate(_FIRST_TIER_CODES)
+
+    def _from_all_tiers(
+        self, tiers: Sequence[Tier], answers: Sequence[bytes], keys: Sequence[CacheEngineKey]
+    ) -> tuple[bytes, bytes]:
+        codes = bytearray(len(keys))
+        tier_codes = bytearray([NO_TIER]) * len(keys)
+        for position, key in enumerate(keys):
+            codes[position], tier_codes[position] = self._verdict(tiers, answers, position, key)
+        return bytes(codes), bytes(tier_codes)
+
+    def _verdict(
+        self,
+        tiers: Sequence[Tier],
+        answers: Sequence[bytes],
+        position: int,
+        key: CacheEngineKey,
+    ) -> tuple[int, int]:
+        failed_tier = NO_TIER
+        for index, tier in enumerate(tiers):
+            answer = answers[index][position]
+            if answer == _FAILED:
+                failed_tier = index
+                continue
+            is_there = key in tier.hint if tier.page is None else answer != _ABSENT
+            if not is_there and tier.page is not None:
+                is_there = key in tier.page.generations  # a put in flight, say
+            if not is_there:
+                continue
+            is_moved = answer == _MOVED and tier.name == self._cpu_name
+            if is_moved and failed_tier == NO_TIER:
+                return CODE_REFRESHED, index
+            return CODE_PRESENT, index
+        return (CODE_GONE if failed_tier == NO_TIER else CODE_PRESENT), failed_tier
+
+    def _ask(self, tier: Tier, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
+        try:
+            return tier.backend.move_in_order(keys, motion)
+        except Exception:  # a tier's fault must not become the engine's: the keys count as present
+            self._note_errors(0)
+        answers = bytearray(len(keys))
+        for position in reversed(range(len(keys))):
+            try:
+                answers[position] = tier.backend.move_in_order((keys[position],), motion)[0]
+            except Exception:  # as above, for this key
+                answers[position] = _FAILED
+        self._note_errors(answers.count(_FAILED))
+        return bytes(answers)
+
+    def _note_errors(self, number: int) -> None:
+        with self._errors_lock:
+            self.num_errors += number
+            must_log = not ResidencyMoves._traceback_was_logged
+            ResidencyMoves._traceback_was_logged = True
+        if must_log:
+            logger.exception(
+                "a tier raised while moving keys in its order; such keys are reported PRESENT and "
+                "counted in touch_errors. This is logged once per process"
+            )
+
+
+def _checked_keys(keys: Sequence[CacheEngineKey]) -> tuple[CacheEngineKey, ...]:
+    if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
+        raise TypeError(
+            f"keys must be a sequence of CacheEngineKey, not {type(keys).__name__}"
+        )
+    checked = tuple(keys)
+    for position, key in enumerate(checked):
+        if type(key) is not CacheEngineKey and not isinstance(key, CacheEngineKey):
+            raise TypeError(
+                f"keys[{position}] is a {type(key).__name__}, not a CacheEngineKey"
+            )
+    return checked
