@@ -24,6 +24,7 @@ class BuildNative(build_ext):
     """Compile `csrc/` and nanobind's own source with the host compiler, then link one module."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Build one module; subprocess.CalledProcessError carries the compiler's exit code."""
         compiler = shlex.split(os.environ.get("CXX", "g++"))
         objects_dir = Path(self.build_temp)
         objects_dir.mkdir(parents=True, exist_ok=True)

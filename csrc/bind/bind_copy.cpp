@@ -1,6 +1,5 @@
-#include <sys/mman.h>
-
 #include <nanobind/ndarray.h>
+#include <sys/mman.h>
 
 #include "bind/bindings.h"
 #include "core/host_copy.h"
@@ -60,13 +59,14 @@ PyType_Slot pages_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pages_get
 void bind_copy(nb::module_& m) {
   m.def("copy_batch", &checked_copy_batch, nb::arg("targets").noconvert(),
         nb::arg("sources").noconvert(), nb::arg("sizes").noconvert(), nb::arg("num_threads") = 1,
+        nb::sig("def copy_batch(targets: object, sources: object, sizes: object, "
+                "num_threads: int = 1) -> None"),
         "Copy sizes[i] bytes from sources[i] to targets[i] (uint64 arrays of addresses) without "
         "the interpreter's lock. Pieces must not overlap.");
   nb::class_<HostPages>(m, "HostPages", nb::type_slots(pages_slots),
                         "Page-aligned zeroed host memory with the buffer protocol.")
       .def(nb::init<uint64_t>(), nb::arg("size_bytes"))
-      .def_prop_ro("address",
-                   [](HostPages& p) { return reinterpret_cast<uint64_t>(p.address); })
+      .def_prop_ro("address", [](HostPages& p) { return reinterpret_cast<uint64_t>(p.address); })
       .def_ro("size_bytes", &HostPages::size_bytes);
 }
 

@@ -1,25 +1,13 @@
-#include <tsl/robin_map.h>
-
 #include <algorithm>
 #include <deque>
 
-#include "bind/bindings.h"
+#include "bind/ledger.h"
 
 namespace lmcache {
 
 namespace {
 
-struct KeyHash {
-  size_t operator()(PyObject* key) const {
-    return static_cast<size_t>(nb::inst_ptr<KeyCore>(key)->hash);
-  }
-};
-struct KeyEqual {
-  bool operator()(PyObject* a, PyObject* b) const { return keys_equal(a, b); }
-};
-// Comparing keys compares ints, bytes, strings and tuples of them: no Python code runs.
-using Table = tsl::robin_map<PyObject*, Entry*, KeyHash, KeyEqual,
-                             std::allocator<std::pair<PyObject*, Entry*>>, true>;
+using Table = KeyTable<Entry*>;
 
 // A borrowed view of a list or tuple of keys, checked before anything is changed.
 class KeySequence {
@@ -31,8 +19,8 @@ class KeySequence {
     size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
     for (size_t i = 0; i < size_; ++i) {
       if (PyObject_TypeCheck(items_[i], key_type())) continue;
-      throw nb::type_error(("keys[" + std::to_string(i) + "] is a " +
-                            Py_TYPE(items_[i])->tp_name + ", not a CacheEngineKey")
+      throw nb::type_error(("keys[" + std::to_string(i) + "] is a " + Py_TYPE(items_[i])->tp_name +
+                            ", not a CacheEngineKey")
                                .c_str());
     }
   }
@@ -48,12 +36,17 @@ class KeySequence {
 // What touch answers per key.
 enum class Answer : char { kAbsent = 0, kMoved = 1, kResident = 2 };
 
-// Key -> memory object for one pool, with the order in which they leave. The table is guarded by the
-// interpreter's lock, the order by the pool's mutex.
+// Key -> memory object for one pool, with the order in which they leave, and the only code that
+// adds or removes one: table, order, pool and ledger change in one step. The table is guarded by
+// the interpreter's lock, the order by the pool's mutex.
 class HotIndex {
  public:
-  HotIndex(std::shared_ptr<Pool> pool, const std::string& policy)
-      : pool_(std::move(pool)), order_(kind_from(policy)) {}
+  HotIndex(std::shared_ptr<Pool> pool, const std::string& policy, std::shared_ptr<Ledger> ledger,
+           size_t page)
+      : pool_(std::move(pool)),
+        order_(kind_from(policy)),
+        ledger_(std::move(ledger)),
+        page_(page) {}
   HotIndex(const HotIndex&) = delete;
   HotIndex& operator=(const HotIndex&) = delete;
   ~HotIndex() { drop_all(); }
@@ -69,28 +62,56 @@ class HotIndex {
     return entry ? nb::borrow(static_cast<PyObject*>(entry->value)) : nb::object(nb::none());
   }
 
+  // Reports to another ledger from now on, beginning with what is resident.
+  void attach(std::shared_ptr<Ledger> ledger, size_t page) {
+    ledger_ = std::move(ledger);
+    page_ = page;
+    for (const auto& [key, entry] : table_) ledger_->stored(page_, key, value_of(entry));
+  }
+
   bool insert(nb::handle key, nb::handle block, bool cold) {
     if (find(key)) return false;
-    if (!nb::isinstance<PyBlock>(block)) throw nb::type_error("block must be a memory object");
-    PyBlock& held = *nb::inst_ptr<PyBlock>(block);
-    if (&held.core.pool() != pool_.get()) throw nb::value_error("block belongs to another pool");
-    if (pool_->freed(held.core)) throw nb::value_error("the memory object was released already");
-    if (pool_->cached(held.core)) {
-      throw nb::value_error("the memory object is stored under another key");
-    }
-    Entry* entry = new_entry();
-    entry->key = key.inc_ref().ptr();
-    entry->value = block.inc_ref().ptr();
-    table_.emplace(key.ptr(), entry);
-    pool_->cache(order_, entry, held.core, cold);
+    PyBlock& listed = checked(block);
+    add(key, block, listed, cold);
+    ledger_->stored(page_, key.ptr(), block);
     return true;
   }
 
-  nb::object remove(nb::handle key) {
+  // Puts `block` in the place of the resident one. Returns the old memory object.
+  nb::object replace(nb::handle key, nb::handle block, bool cold) {
+    Entry* entry = find(key);
+    if (!entry) throw nb::key_error("the key is not resident");
+    PyBlock& listed = checked(block);
+    pool_->uncache(order_, entry);
+    auto [old_key, old_block] = forget(entry);
+    add(key, block, listed, cold);
+    ledger_->replaced(page_, key.ptr(), old_block, block);
+    return std::move(old_block);
+  }
+
+  // Returns the memory object, or None when absent.
+  nb::object remove(nb::handle key, uint8_t reason) {
     Entry* entry = find(key);
     if (!entry) return nb::none();
     pool_->uncache(order_, entry);
-    return forget(entry).second;
+    auto [gone_key, gone] = forget(entry);
+    ledger_->removed(page_, gone_key.ptr(), gone, static_cast<Removal>(reason));
+    return std::move(gone);
+  }
+
+  // Removes everything, or everything that nobody holds. Returns the memory objects.
+  nb::list clear(bool only_evictable, uint8_t reason) {
+    std::vector<Entry*> entries = only_evictable ? pool_->evictable(order_) : entries_in_table();
+    std::vector<std::pair<nb::object, nb::object>> gone;
+    gone.reserve(entries.size());
+    for (Entry* entry : entries) {
+      pool_->uncache(order_, entry);
+      gone.push_back(forget(entry));
+    }
+    report_removed(gone, static_cast<Removal>(reason));
+    nb::list result;
+    for (auto& [key, value] : gone) result.append(std::move(value));
+    return result;
   }
 
   nb::bytes use(nb::handle keys, Pool::Use kind) {
@@ -168,32 +189,27 @@ class HotIndex {
     return result;
   }
 
-  nb::tuple allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, nb::handle parent) {
+  // Returns the new block, evicting as little as needed, or None, evicting nothing.
+  nb::object allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, nb::handle parent) {
     Allocation made = pool_->allocate(nbytes, &order_);
     std::vector<std::pair<nb::object, nb::object>> gone;
-    gone.reserve(made.victims.size());
     for (Entry* victim : made.victims) gone.push_back(forget(victim));
-    nb::object block = nb::none();
-    if (made.extent) block = make_block(cls, pool_, made.extent, nbytes, spec, parent);
-    nb::list victims;
-    for (auto& [key, value] : gone) {
-      victims.append(nb::make_tuple(std::move(key), std::move(value)));
-    }
-    return nb::make_tuple(std::move(block), std::move(victims));
+    report_removed(gone, Removal::kCapacity);
+    num_evicted_ += gone.size();
+    if (!made.extent) return nb::none();
+    return make_block(cls, pool_, made.extent, nbytes, spec, parent);
   }
+  uint64_t num_evicted() const { return num_evicted_; }
 
   bool would_fit(uint64_t nbytes) { return pool_->would_fit(nbytes, order_); }
   bool could_hold(uint64_t nbytes, uint64_t count) {
     return pool_->could_hold(nbytes, count, &order_);
   }
   nb::list first_victims(size_t count) { return keys_of(pool_->first_victims(order_, count)); }
-  nb::list evictable() { return keys_of(pool_->evictable(order_)); }
 
   // Every key, coldest first; parked ones stand where they will return to.
   nb::list keys() {
-    std::vector<Entry*> all;
-    all.reserve(table_.size());
-    for (const auto& [key, entry] : table_) all.push_back(entry);
+    std::vector<Entry*> all = entries_in_table();
     pool_->locked([&] { std::sort(all.begin(), all.end(), EvictionOrder::colder); });
     return keys_of(all);
   }
@@ -203,6 +219,12 @@ class HotIndex {
   std::vector<std::string> check_integrity() {
     std::vector<std::string> faults = pool_->check(&order_);
     if (table_.size() != order_.size()) faults.push_back("the table and the order differ in size");
+    if (ledger_->page(page_).generations.size() != table_.size()) {
+      faults.push_back("the ledger and the table differ in size");
+    }
+    for (const auto& [key, entry] : table_) {
+      if (!ledger_->generation(page_, key)) faults.push_back("the ledger misses a resident key");
+    }
     return faults;
   }
 
@@ -213,12 +235,37 @@ class HotIndex {
   }
 
   Entry* find(nb::handle key) const {
-    if (!PyObject_TypeCheck(key.ptr(), key_type())) {
-      throw nb::type_error(
-          (std::string("key is a ") + Py_TYPE(key.ptr())->tp_name + ", not a CacheEngineKey")
-              .c_str());
-    }
+    require_key(key);
     return lookup(key.ptr());
+  }
+
+  static nb::handle value_of(const Entry* entry) { return static_cast<PyObject*>(entry->value); }
+
+  std::vector<Entry*> entries_in_table() const {
+    std::vector<Entry*> all;
+    all.reserve(table_.size());
+    for (const auto& [key, entry] : table_) all.push_back(entry);
+    return all;
+  }
+
+  // What can be listed: a live block of this pool that no cache lists.
+  PyBlock& checked(nb::handle block) const {
+    if (!nb::isinstance<PyBlock>(block)) throw nb::type_error("block must be a memory object");
+    PyBlock& listed = *nb::inst_ptr<PyBlock>(block);
+    if (&listed.core.pool() != pool_.get()) throw nb::value_error("block belongs to another pool");
+    if (pool_->freed(listed.core)) throw nb::value_error("the memory object was released already");
+    if (pool_->cached(listed.core)) {
+      throw nb::value_error("the memory object is stored under another key");
+    }
+    return listed;
+  }
+
+  void add(nb::handle key, nb::handle block, PyBlock& listed, bool cold) {
+    Entry* entry = new_entry();
+    entry->key = key.inc_ref().ptr();
+    entry->value = block.inc_ref().ptr();
+    table_.emplace(key.ptr(), entry);
+    pool_->cache(order_, entry, listed.core, cold);
   }
 
   Entry* new_entry() {
@@ -247,11 +294,14 @@ class HotIndex {
     return result;
   }
 
+  void report_removed(const std::vector<std::pair<nb::object, nb::object>>& gone, Removal reason) {
+    for (const auto& [key, value] : gone) ledger_->removed(page_, key.ptr(), value, reason);
+  }
+
+  // At the end of life: no events, the ledger has seen the cache closed.
   void drop_all() {
     std::vector<std::pair<nb::object, nb::object>> gone;
-    std::vector<Entry*> all;
-    for (const auto& [key, entry] : table_) all.push_back(entry);
-    for (Entry* entry : all) {
+    for (Entry* entry : entries_in_table()) {
       pool_->uncache(order_, entry);
       gone.push_back(forget(entry));
     }
@@ -259,6 +309,9 @@ class HotIndex {
 
   std::shared_ptr<Pool> pool_;
   EvictionOrder order_;
+  std::shared_ptr<Ledger> ledger_;
+  size_t page_;
+  uint64_t num_evicted_ = 0;
   Table table_;
   std::deque<Entry> storage_;
   std::vector<Entry*> spare_;
@@ -268,15 +321,21 @@ class HotIndex {
 
 void bind_index(nb::module_& m) {
   nb::class_<HotIndex>(m, "HotIndex", "Key to memory object, with the order in which they leave.")
-      .def(nb::init<std::shared_ptr<Pool>, const std::string&>(), nb::arg("pool"),
-           nb::arg("policy"))
+      .def(nb::init<std::shared_ptr<Pool>, const std::string&, std::shared_ptr<Ledger>, size_t>(),
+           nb::arg("pool"), nb::arg("policy"), nb::arg("ledger"), nb::arg("page"))
+      .def("attach", &HotIndex::attach, nb::arg("ledger"), nb::arg("page"),
+           "Report to another ledger from now on, beginning with what is resident.")
       .def("__len__", &HotIndex::size)
       .def("__contains__", &HotIndex::contains, nb::arg("key"))
       .def("peek", &HotIndex::peek, nb::arg("key"), "The memory object or None; moves nothing.")
       .def("insert", &HotIndex::insert, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
            "Take a reference and list the block; False when the key is resident already.")
-      .def("remove", &HotIndex::remove, nb::arg("key"),
+      .def("replace", &HotIndex::replace, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
+           "Put the block in the resident one's place; returns the old.")
+      .def("remove", &HotIndex::remove, nb::arg("key"), nb::arg("reason"),
            "Drop the cache's reference; returns the memory object, or None when absent.")
+      .def("clear", &HotIndex::clear, nb::arg("only_evictable"), nb::arg("reason"),
+           "Remove what nobody holds, or everything; returns the memory objects.")
       .def("get", &HotIndex::get, nb::arg("key"), "The memory object with a reference; a use.")
       .def("get_many", &HotIndex::get_many, nb::arg("keys"))
       .def(
@@ -291,13 +350,13 @@ void bind_index(nb::module_& m) {
       .def("prefix_length", &HotIndex::prefix_length, nb::arg("keys"))
       .def("pin_prefix", &HotIndex::pin_prefix, nb::arg("keys"),
            "Pin the resident prefix; returns its memory objects.")
-      .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(), nb::arg("nbytes"),
-           nb::arg("parent").none(),
-           "Returns (block or None, [(key, memory object) evicted]); None evicts nothing.")
+      .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(),
+           nb::arg("nbytes"), nb::arg("parent").none(),
+           "A new block, evicting as little as needed; None evicts nothing.")
+      .def_prop_ro("num_evicted", &HotIndex::num_evicted)
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))
       .def("could_hold", &HotIndex::could_hold, nb::arg("nbytes"), nb::arg("count"))
       .def("first_victims", &HotIndex::first_victims, nb::arg("count"))
-      .def("evictable", &HotIndex::evictable)
       .def("keys", &HotIndex::keys)
       .def("gauges", &HotIndex::gauges)
       .def("check_integrity", &HotIndex::check_integrity);

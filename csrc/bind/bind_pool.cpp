@@ -47,6 +47,7 @@ void bind_block(nb::module_& m) {
             self->tell_parent = !parent.is_none();
             self->parent = std::move(parent);
             self->raw = std::move(raw);
+            self->logical_bytes = nbytes;
             Pool& home = self->core.pool();
             home.adopt(self->core, nullptr, nbytes);
             for (int64_t i = 1; i < refs; ++i) home.ref_up(self->core);
@@ -82,6 +83,7 @@ void bind_block(nb::module_& m) {
       .def_prop_ro("_freed", [](PyBlock& b) { return b.core.pool().freed(b.core); })
       .def_prop_ro("_offset", [](PyBlock& b) { return b.core.pool().offset(b.core); })
       .def_prop_ro("_size_bytes", [](PyBlock& b) { return b.core.pool().size_bytes(b.core); })
+      .def_rw("_logical_bytes", &PyBlock::logical_bytes)
       .def_rw("_spec", &PyBlock::spec, nb::arg().none())
       .def_rw("_metadata", &PyBlock::metadata, nb::arg().none())
       .def_rw("_parent", &PyBlock::parent, nb::arg().none())
@@ -121,6 +123,7 @@ nb::object make_block(nb::handle cls, const std::shared_ptr<Pool>& pool, Extent*
   made->metadata = nb::none();
   made->parent = nb::borrow(parent);
   made->raw = nb::none();
+  made->logical_bytes = nbytes;
   pool->adopt(made->core, extent, nbytes);
   nb::inst_mark_ready(block);
   return block;
@@ -135,11 +138,12 @@ void bind_pool(nb::module_& m) {
            nb::arg("capacity_bytes"), nb::arg("align_bytes") = 4096)
       .def("allocate", &allocate, nb::arg("cls"), nb::arg("spec").none(), nb::arg("nbytes"),
            nb::arg("parent").none(), "Take free bytes as an instance of `cls`, or return None.")
-      .def("could_hold",
-           [](Pool& pool, uint64_t nbytes, uint64_t count) {
-             return pool.could_hold(nbytes, count, nullptr);
-           },
-           nb::arg("nbytes"), nb::arg("count"))
+      .def(
+          "could_hold",
+          [](Pool& pool, uint64_t nbytes, uint64_t count) {
+            return pool.could_hold(nbytes, count, nullptr);
+          },
+          nb::arg("nbytes"), nb::arg("count"))
       .def("grow", &Pool::grow, nb::arg("nbytes"))
       .def("gauges", [](Pool& pool) { return gauges_dict(pool.gauges(nullptr)); })
       .def_prop_ro("version", &Pool::version)

@@ -1,14 +1,15 @@
 // What the binding files share: the Python-visible types and their registration functions.
 //
 // Locks: every function here runs with the interpreter's lock held unless it says otherwise, and
-// runs no Python code between reading and changing a structure; the pool's mutex is never held while
-// Python objects are made or dropped.
+// runs no Python code between reading and changing a structure; the pool's mutex is never held
+// while Python objects are made or dropped.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "core/pool.h"
@@ -17,8 +18,9 @@ namespace lmcache {
 
 namespace nb = nanobind;
 
-// The comparable part of a cache key. `context` is a tuple (model name, world size, worker id, dtype
-// name, tags or None); keys are equal when type, context, chunk hash and layer are. Immutable.
+// The comparable part of a cache key. `context` is a tuple (model name, world size, worker id,
+// dtype name, tags or None); keys are equal when type, context, chunk hash and layer are.
+// Immutable.
 struct KeyCore {
   nb::object context;
   nb::object chunk_hash;
@@ -36,6 +38,7 @@ struct PyBlock {
   nb::object parent;    // the allocator
   nb::object raw;       // flat uint8 tensor, made on demand
   bool tell_parent = false;
+  uint64_t logical_bytes = 0;  // bytes of the contents
 
   explicit PyBlock(std::shared_ptr<Pool> pool) : core(std::move(pool)) {}
 };
@@ -53,6 +56,7 @@ nb::dict gauges_dict(const PoolGauges& gauges);
 void bind_key(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_index(nb::module_& m);
+void bind_ledger(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_copy(nb::module_& m);
 

@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Native core of lmcache: keys, pools, the hot index, eviction orders, batched copies.";
   lmcache::bind_key(m);
   lmcache::bind_pool(m);
+  lmcache::bind_ledger(m);
   lmcache::bind_index(m);
   lmcache::bind_order(m);
   lmcache::bind_copy(m);

@@ -155,8 +155,8 @@ std::vector<std::string> EvictionOrder::check() const {
   }
   if (listed + returned_.size() + num_parked_ != size_) {
     faults.push_back("listed " + std::to_string(listed) + " + returned " +
-                     std::to_string(returned_.size()) + " + parked " +
-                     std::to_string(num_parked_) + " is not " + std::to_string(size_));
+                     std::to_string(returned_.size()) + " + parked " + std::to_string(num_parked_) +
+                     " is not " + std::to_string(size_));
   }
   return faults;
 }

@@ -20,7 +20,8 @@ enum class PolicyKind { kLru, kLfu, kFifo, kMru };
 //   place      meaning                                        who may leave it
 //   kNone      in no order                                    EvictionOrder::insert
 //   kListed    in its bucket's list                           use, hit, demote, remove, park
-//   kParked    was held when met at the victims' end; out of  use, hit, remove; unpark when released
+//   kParked    was held when met at the victims' end; out of  use, hit, remove; unpark when
+//   released
 //              the way of every later search
 //   kReturned  released unused; at the victims' end, in the   use, hit, demote, remove, park
 //              place its label gives it
@@ -91,9 +92,7 @@ class EvictionOrder {
     }
   };
 
-  bool ignores_placement() const {
-    return kind_ == PolicyKind::kFifo || kind_ == PolicyKind::kMru;
-  }
+  bool ignores_placement() const { return kind_ == PolicyKind::kFifo || kind_ == PolicyKind::kMru; }
   void push_young(Entry* entry);
   void push_cold(Entry* entry);
   Bucket* bucket_for(uint64_t uses);

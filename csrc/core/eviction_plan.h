@@ -13,7 +13,8 @@ namespace lmcache {
 // 1 + 1/16 of the bytes asked for; else at the cheapest one within the slack; else at the first
 // window there is, and then takes colder entries along until no more than the slack is left behind.
 //
-// Slack: an entry may be evicted while colder evictable entries of at most capacity / 32 bytes stay.
+// Slack: an entry may be evicted while colder evictable entries of at most capacity / 32 bytes
+// stay.
 //
 // Nothing is changed but the parking of held entries, so a plan without a window evicts nothing.
 class EvictionPlan {

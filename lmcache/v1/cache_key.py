@@ -14,6 +14,7 @@ TAG_PREFIX = "lmcache.tag."
 _TYPE_FIELD = "__type__"
 
 Tags: TypeAlias = tuple[tuple[str, str], ...]
+KeyFields: TypeAlias = tuple[str, int, int, int | bytes, torch.dtype, dict[str, Any] | None]
 
 # A model name may hold "@"; what follows it cannot be taken for a part of it, because every tag
 # holds "%" and no other field does.
@@ -36,17 +37,20 @@ class _Key(KeyCore):
     @property
     def model_name(self) -> str:
         """Name of the model."""
-        return self.context[0]
+        value: str = self.context[0]
+        return value
 
     @property
     def world_size(self) -> int:
         """Number of ranks that share one chunk."""
-        return self.context[1]
+        value: int = self.context[1]
+        return value
 
     @property
     def worker_id(self) -> int:
         """Rank that the chunk belongs to."""
-        return self.context[2]
+        value: int = self.context[2]
+        return value
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,12 +59,14 @@ class _Key(KeyCore):
 
     @property
     def _dtype_str(self) -> str:
-        return self.context[3]
+        value: str = self.context[3]
+        return value
 
     @property
     def tags(self) -> Tags | None:
         """(name, value) pairs sorted by name, or None."""
-        return self.context[4]
+        value: Tags | None = self.context[4]
+        return value
 
     @property
     def request_configs(self) -> dict[str, Any]:
@@ -169,12 +175,22 @@ class CacheEngineKey(_Key):
 
     def split_layers(self, num_layers: int) -> list["LayerCacheEngineKey"]:
         """Return one key per layer, layer 0 first."""
-        arguments = self._constructor_arguments()
-        return [LayerCacheEngineKey(*arguments, layer_id=layer) for layer in range(num_layers)]
+        return [self._layer(layer) for layer in range(num_layers)]
 
     def get_first_layer(self) -> "LayerCacheEngineKey":
         """Return the key of layer 0."""
-        return LayerCacheEngineKey(*self._constructor_arguments(), layer_id=0)
+        return self._layer(0)
+
+    def _layer(self, layer_id: int) -> "LayerCacheEngineKey":
+        return LayerCacheEngineKey(
+            self.model_name,
+            self.world_size,
+            self.worker_id,
+            self.chunk_hash,
+            self.dtype,
+            self._request_configs,
+            layer_id,
+        )
 
     @staticmethod
     def from_string(text: str) -> "CacheEngineKey":
@@ -244,7 +260,7 @@ class LayerCacheEngineKey(_Key):
         arguments, layer_id = _parse(text)
         if layer_id is None:
             raise ValueError(f"{text!r} names no layer; use CacheEngineKey.from_string")
-        return LayerCacheEngineKey(*arguments, layer_id=layer_id)
+        return LayerCacheEngineKey(*arguments, layer_id)
 
 
 def parse_cache_key(text: str) -> CacheEngineKey | LayerCacheEngineKey:
@@ -252,7 +268,7 @@ def parse_cache_key(text: str) -> CacheEngineKey | LayerCacheEngineKey:
     arguments, layer_id = _parse(text)
     if layer_id is None:
         return CacheEngineKey(*arguments)
-    return LayerCacheEngineKey(*arguments, layer_id=layer_id)
+    return LayerCacheEngineKey(*arguments, layer_id)
 
 
 class KeyFactory:
@@ -323,7 +339,7 @@ def _tags(request_configs: Mapping[str, Any] | None) -> Tags | None:
         name = config[len(TAG_PREFIX) :]
         if not name or "@" in name or "%" in name:
             raise ValueError(
-                f"tag name {name!r} (from {config!r}) must not be empty or hold '@' or '%': the key "
+                f"tag name {name!r} (from {config!r}) must not be empty, or hold @ or %: the key "
                 "string could not be read back"
             )
         if not isinstance(value, str):
@@ -351,7 +367,7 @@ def _canonical_hash(chunk_hash: int | bytes) -> int | bytes:
     return int.from_bytes(chunk_hash, "big")
 
 
-def _parse(text: str) -> tuple[tuple[Any, ...], int | None]:
+def _parse(text: str) -> tuple[KeyFields, int | None]:
     found = _KEY_PATTERN.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         raise ValueError(

@@ -161,11 +161,12 @@ class MemoryObj(Block):
             metadata.pin_count,
         )
         self._metadata = metadata
+        self._logical_bytes = metadata.get_size()
 
     @property
     def metadata(self) -> MemoryObjMetadata:
         """The object's metadata, with its present counts."""
-        metadata = self._metadata
+        metadata: MemoryObjMetadata | None = self._metadata
         if metadata is None:
             metadata = self._metadata = self._make_metadata()
         metadata.ref_count = self.get_ref_count()
@@ -196,9 +197,11 @@ class MemoryObj(Block):
 
     def get_size(self) -> int:
         """Return the logical size in bytes."""
-        if self._metadata is None:
-            return self._spec.size_bytes
-        return self._metadata.get_size()
+        metadata: MemoryObjMetadata | None = self._metadata
+        if metadata is not None:
+            return metadata.get_size()
+        spec: MemorySpec = self._spec
+        return spec.size_bytes
 
     def get_physical_size(self) -> int:
         """Return the bytes taken from the pool."""
@@ -226,7 +229,16 @@ class MemoryObj(Block):
 
     def get_memory_format(self) -> MemoryFormat:
         """Return the layout."""
-        return self._spec.fmt if self._metadata is None else self._metadata.fmt
+        metadata: MemoryObjMetadata | None = self._metadata
+        if metadata is not None:
+            return metadata.fmt
+        spec: MemorySpec = self._spec
+        return spec.fmt
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of the first byte; an object without memory of its own has none."""
+        raise NotImplementedError
 
     def get_num_tokens(self) -> int:
         """Return the length of the token axis (bytes for binary formats)."""
@@ -247,6 +259,7 @@ class MemoryObj(Block):
         metadata.dtype = torch.uint8
         metadata.shapes = [metadata.shape]
         metadata.dtypes = [torch.uint8]
+        self._logical_bytes = nbytes
 
     def pool(self) -> Pool:
         """Return the pool that guards the object's counts."""
@@ -291,6 +304,7 @@ class TensorMemoryObj(MemoryObj):
             metadata.pin_count,
         )
         self._metadata = metadata
+        self._logical_bytes = metadata.get_size()
 
     @property
     def raw_data(self) -> torch.Tensor:

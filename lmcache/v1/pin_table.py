@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import NewType
 
 from lmcache.logging import init_logger
-from lmcache.v1.cache_key import CacheEngineKey, LayerCacheEngineKey
+from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.clock import Clock, SystemClock
 from lmcache.v1.memory_object import MemoryObj
 
 logger = init_logger(__name__)
 
-Key = CacheEngineKey | LayerCacheEngineKey
+Key = CacheEngineKey
 PinOwner = NewType("PinOwner", str)
 
 
@@ -56,7 +56,7 @@ class PinTable:
         released      the object lost this pin; forgotten here           nobody
 
     A pin that is older than `timeout_seconds` is released by `expire`. Releasing what is not there
-    is a counted no-op. Locks: `_lock` guards every member; only the pools' own lock is taken inside.
+    is a counted no-op. Locks: `_lock` guards every member, and no other lock is taken inside.
 
     Args:
         timeout_seconds: 0 or less: pins never expire.

@@ -51,9 +51,7 @@ class HostMemoryAllocator(MemoryAllocatorInterface):
         if use_paging:
             if shapes is None or dtypes is None:
                 raise ValueError("use_paging needs the shapes and dtypes of a full chunk")
-            self.inner = PagedTensorMemoryAllocator(
-                self.buffer, shapes, dtypes, fmt, owner
-            )
+            self.inner = PagedTensorMemoryAllocator(self.buffer, shapes, dtypes, fmt, owner)
         else:
             self.inner = TensorMemoryAllocator(
                 self.buffer, align_bytes or DEFAULT_ALIGN_BYTES, owner=owner

@@ -6,7 +6,12 @@ from typing import Any
 import torch
 
 from lmcache.v1.errors import UnsupportedFeatureError
-from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, PoolMemoryAllocator, Shapes
+from lmcache.v1.memory_allocator import (
+    Dtypes,
+    MemoryAllocatorInterface,
+    PoolMemoryAllocator,
+    Shapes,
+)
 from lmcache.v1.memory_allocators.paged_tensor_memory_allocator import PagedTensorMemoryAllocator
 from lmcache.v1.memory_allocators.pin_memory_allocator import PinMemoryAllocator
 from lmcache.v1.memory_format import MemoryFormat

@@ -53,7 +53,8 @@ class PagedTensorMemoryAllocator(PoolMemoryAllocator):
 
     def get_paged_buffers(self) -> tuple[torch.Tensor, ...]:
         """Return one uint8 view per page."""
-        return self.buffer[: self.num_pages * self.page_bytes].split(self.page_bytes)
+        used = self.buffer[: self.num_pages * self.page_bytes]
+        return torch.split(used, self.page_bytes)
 
     @property
     def num_pages(self) -> int:

@@ -39,7 +39,7 @@ class StorageBackendInterface(abc.ABC):
     """One tier.
 
     The first part is the interface of 0.5.6. The second has defaults, so that a plug-in written for
-    0.5.6 works as it is: touch then answers from what this process stored there, without calling it.
+    0.5.6 works as it is: touch then answers from what this process stored there, and calls nothing.
 
     Args:
         dst_device: Device that `get` results are for.

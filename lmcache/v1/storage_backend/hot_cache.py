@@ -10,7 +10,7 @@ from lmcache.v1.native import HotIndex, Pool
 from lmcache.v1.storage_backend.abstract_backend import Motion
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy, Evictable
-from lmcache.v1.storage_backend.residency_ledger import TierLedger
+from lmcache.v1.storage_backend.residency_ledger import REASON_NUMBER, TierLedger
 
 
 class HotCacheView(Mapping[CacheEngineKey, MemoryObj]):
@@ -62,9 +62,7 @@ class HotCachePolicy(BaseCachePolicy[CacheEngineKey]):
         """The one primitive behind touch, lookups and `update_on_hit`; see `move_in_order`."""
         return self._moves[motion](keys)
 
-    def update_on_hit(
-        self, key: CacheEngineKey, cache_dict: Mapping[CacheEngineKey, Any]
-    ) -> None:
+    def update_on_hit(self, key: CacheEngineKey, cache_dict: Mapping[CacheEngineKey, Any]) -> None:
         """Count a hit; an absent key is ignored."""
         self.move((key,), Motion.HIT)
 
@@ -102,18 +100,18 @@ class HotCache:
 
     def __init__(self, pool: Pool, policy_name: str, page: TierLedger) -> None:
         self.pool = pool
-        self.index = HotIndex(pool, policy_name)
+        self.index = HotIndex(pool, policy_name, page.ledger, page.number)
         self.policy = HotCachePolicy(self.index, policy_name)
         self.view = HotCacheView(self.index)
         self.lock = threading.Lock()
-        self.num_evicted = 0
         self._page = page
 
     def attach_ledger(self, page: TierLedger) -> None:
         """Report to `page` from now on, beginning with what is resident."""
         with self.lock:
+            self._page.forget()
             self._page = page
-            page.stored((key, self.index.peek(key)) for key in self.index.keys())
+            self.index.attach(page.ledger, page.number)
 
     # --- adding ----------------------------------------------------------------------------------
     def put(
@@ -132,29 +130,19 @@ class HotCache:
         if not is_cold:
             pairs.reverse()
         with self.lock:
-            stored: list[tuple[CacheEngineKey, MemoryObj]] = []
-            try:
-                for key, memory_obj in pairs:
-                    if self._insert_locked(key, memory_obj, is_cold):
-                        stored.append((key, memory_obj))
-            finally:
-                if stored:
-                    self._page.stored(stored)
+            for key, memory_obj in pairs:
+                if not self.index.insert(key, memory_obj, is_cold):
+                    self._put_resident_locked(key, memory_obj, is_cold)
 
-    def _insert_locked(self, key: CacheEngineKey, memory_obj: MemoryObj, is_cold: bool) -> bool:
-        if self.index.insert(key, memory_obj, is_cold):
-            return True
+    def _put_resident_locked(
+        self, key: CacheEngineKey, memory_obj: MemoryObj, is_cold: bool
+    ) -> None:
         resident: MemoryObj = self.index.peek(key)
         if _same_contents_shape(resident, memory_obj):
             if not is_cold:
                 self.policy.move((key,), Motion.USE)
-            return False
-        if memory_obj.is_cached() or not memory_obj.is_valid():
-            raise ValueError(f"the memory object for {key} is stored already, or released")
-        self.index.remove(key)
-        self.index.insert(key, memory_obj, is_cold)
-        self._page.replaced(key, resident, memory_obj)
-        return False
+        else:
+            self.index.replace(key, memory_obj, is_cold)
 
     # --- reading ---------------------------------------------------------------------------------
     def get(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -181,19 +169,21 @@ class HotCache:
     def take_room(self, spec: MemorySpec, parent: object) -> TensorMemoryObj | None:
         """Return a new object, evicting as little as needed; None evicts nothing."""
         with self.lock:
-            made, victims = self.index.allocate(TensorMemoryObj, spec, spec.size_bytes, parent)
-            if victims:
-                self.num_evicted += len(victims)
-                self._page.removed(victims, RemovalReason.CAPACITY)
-        memory_obj: TensorMemoryObj | None = made
-        return memory_obj
+            made: TensorMemoryObj | None = self.index.allocate(
+                TensorMemoryObj, spec, spec.size_bytes, parent
+            )
+        return made
+
+    @property
+    def num_evicted(self) -> int:
+        """Entries evicted so far to make room."""
+        evicted: int = self.index.num_evicted
+        return evicted
 
     def evict_next(self) -> bool:
         """Evict the next victim, for pools without addresses; False when there is none."""
         with self.lock:
-            keys = self.index.first_victims(1)
-            self.num_evicted += self._remove_locked(keys, RemovalReason.CAPACITY)
-        return bool(keys)
+            return self._remove_locked(self.index.first_victims(1), RemovalReason.CAPACITY) > 0
 
     def remove(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
         """Unlist keys, held ones too (readers keep their bytes); returns how many were there."""
@@ -204,32 +194,29 @@ class HotCache:
         """As `remove` of one key to make room; the caller holds `lock`."""
         return self._remove_locked((key,), RemovalReason.CAPACITY) > 0
 
+    def _remove_locked(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
+        number = REASON_NUMBER[reason]
+        return sum(self.index.remove(key, number) is not None for key in keys)
+
     def clear_evictable(self) -> list[MemoryObj]:
         """Unlist everything that nobody holds; returns the objects."""
-        return self._clear(lambda: self.index.evictable())
+        return self._clear(only_evictable=True)
 
     def clear_all(self) -> list[MemoryObj]:
         """Unlist everything; returns the objects."""
-        return self._clear(lambda: self.index.keys())
+        return self._clear(only_evictable=False)
 
-    def _clear(self, keys: Callable[[], list[CacheEngineKey]]) -> list[MemoryObj]:
+    def _clear(self, only_evictable: bool) -> list[MemoryObj]:
         with self.lock:
-            gone = [(key, self.index.remove(key)) for key in keys()]
-            self._page.removed(gone, RemovalReason.CLEAR)
-        return [memory_obj for _, memory_obj in gone]
-
-    def _remove_locked(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
-        gone = [(key, self.index.remove(key)) for key in keys if key in self.index]
-        if gone:
-            self._page.removed(gone, reason)
-        return len(gone)
+            gone: list[MemoryObj] = self.index.clear(
+                only_evictable, REASON_NUMBER[RemovalReason.CLEAR]
+            )
+        return gone
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant of index, pool and ledger page."""
         with self.lock:
             faults: list[str] = self.index.check_integrity()
-            if set(self.index.keys()) != set(self._page.generations):
-                faults.append("the ledger and the index list different keys")
         if faults:
             raise AssertionError("; ".join(faults))
 

@@ -17,7 +17,6 @@ from lmcache.v1.memory_object import (
     FOREIGN_POOL,
     BytesBufferMemoryObj,
     MemoryObj,
-    as_groups,
     size_of,
 )
 from lmcache.v1.pin_monitor import PinMonitor
@@ -29,8 +28,10 @@ from lmcache.v1.storage_backend.abstract_backend import (
 )
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.cache_policy import canonical_policy_name
+from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy
 from lmcache.v1.storage_backend.hot_cache import HotCache
 from lmcache.v1.storage_backend.placement import Placement
+from lmcache.v1.storage_backend.policy_moves import move_by_policy
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
     use_hot: bool = True
     wait_timeout_seconds: float = 10.0
     hot_cache: Mapping[CacheEngineKey, MemoryObj]
+    cache_policy: BaseCachePolicy[CacheEngineKey]
 
     def __init__(
         self,
@@ -145,13 +147,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def move_in_order(self, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
         """See `StorageBackendInterface`; the caller holds `cpu_lock`."""
         if self._hot is not None:
-            return self.cache_policy.move(keys, motion)
-        answers = bytearray(len(keys))
-        for position in reversed(range(len(keys))):
-            if keys[position] in self.hot_cache:
-                self.cache_policy.update_on_hit(keys[position], self.hot_cache)
-                answers[position] = 1
-        return bytes(answers)
+            return self._hot.policy.move(keys, motion)
+        return move_by_policy(self.cache_policy, self.hot_cache, keys, motion)
 
     def would_admit(self, nbytes: int, placement: Placement) -> bool:
         """Whether an object of `nbytes` would find room; see `StorageManager.would_admit`."""
@@ -202,7 +199,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def _count_uses(self, keys: Sequence[CacheEngineKey]) -> None:
         if keys:
             with self.cpu_lock:
-                self.cache_policy.move(keys, Motion.HIT)
+                self.hot.policy.move(keys, Motion.HIT)
 
     def pin(self, key: CacheEngineKey) -> bool:
         """Pin `key` without an owner; False when absent."""
@@ -234,7 +231,9 @@ class LocalCPUBackend(AllocatorBackendInterface):
         on_complete_callback: PutCallback | None = None,
     ) -> Future[Any] | None:
         """Store one object; see `batched_submit_placed_put`."""
-        self.batched_submit_placed_put([key], [memory_obj], Placement.YOUNG, None, on_complete_callback)
+        self.batched_submit_placed_put(
+            [key], [memory_obj], Placement.YOUNG, None, on_complete_callback
+        )
         return None
 
     def batched_submit_put_task(
@@ -270,7 +269,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         own_objs: list[MemoryObj] = []
         copies: list[MemoryObj] = []
         for key, obj in zip(keys, objs, strict=True):
-            own = self._own_copy(key, obj)
+            own = self._own_copy(key, obj, placement)
             if own is None:
                 continue
             if own is not obj:
@@ -286,13 +285,21 @@ class LocalCPUBackend(AllocatorBackendInterface):
             for key in own_keys:
                 _call_back(on_complete_callback, key)
 
-    def _own_copy(self, key: CacheEngineKey, obj: MemoryObj) -> MemoryObj | None:
+    def _own_copy(
+        self, key: CacheEngineKey, obj: MemoryObj, placement: Placement
+    ) -> MemoryObj | None:
         is_buffer = isinstance(obj, BytesBufferMemoryObj)
         is_own = obj.pool() is self.hot.pool and not is_buffer
         if is_own and (not obj.is_cached() or self.hot_cache.get(key) is obj):
             return obj
         fmt = MemoryFormat.BINARY if is_buffer else obj.get_memory_format()
-        own = self.allocate(obj.get_shapes(), obj.get_dtypes(), fmt, busy_loop=False)
+        own = self.allocate(
+            obj.get_shapes(),
+            obj.get_dtypes(),
+            fmt,
+            eviction=placement is not Placement.SPARE,
+            busy_loop=False,
+        )
         if own is not None:
             copy_memory_objs([own], [obj])
         return own
@@ -422,7 +429,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if batch_size < 0:
             raise ValueError(f"batch_size must not be negative, not {batch_size}")
         has_room = self._wait_for(
-            lambda: self._could_hold(shapes, dtypes, batch_size, eviction) or None,
+            lambda: self._could_hold(shapes, dtypes, fmt, batch_size, eviction) or None,
             eviction and busy_loop,
         )
         if not has_room:
@@ -438,22 +445,27 @@ class LocalCPUBackend(AllocatorBackendInterface):
         return made
 
     def _could_hold(
-        self, shapes: Shapes, dtypes: Dtypes, batch_size: int, eviction: bool
+        self,
+        shapes: Shapes,
+        dtypes: Dtypes,
+        fmt: MemoryFormat | None,
+        batch_size: int,
+        eviction: bool,
     ) -> bool:
-        if self.memory_allocator.pool_allocator is None or batch_size == 0:
+        pool_allocator = self.memory_allocator.pool_allocator
+        takes_from_pool = fmt is not MemoryFormat.BINARY_BUFFER
+        if pool_allocator is None or not takes_from_pool or batch_size == 0:
             return True
-        nbytes = size_of(*as_groups(shapes, dtypes))
+        spec = pool_allocator.spec_for(shapes, dtypes, fmt or MemoryFormat.KV_2LTD)
         where = self.hot.index if eviction else self.hot.pool
-        could: bool = where.could_hold(nbytes, batch_size)
+        could: bool = where.could_hold(spec.size_bytes, batch_size)
         return could
 
     def get_full_chunk_size_bytes(self) -> int:
         """Return the bytes of a full chunk; ConfigError without metadata."""
         if self.metadata is None:
             raise ConfigError("the size of a chunk needs the model's metadata, which was not given")
-        return size_of(
-            self.metadata.get_shapes(self.chunk_size_tokens), self.metadata.get_dtypes()
-        )
+        return size_of(self.metadata.get_shapes(self.chunk_size_tokens), self.metadata.get_dtypes())
 
     def calculate_chunk_budget(self) -> int:
         """Return how many full chunks the pool holds."""

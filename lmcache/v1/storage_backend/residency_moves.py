@@ -26,9 +26,9 @@ _FIRST_TIER_CODES = bytes([NO_TIER, 0, 0] + [NO_TIER] * 253)
 class ResidencyMoves:
     """Moves batches of keys in the orders of all searched tiers.
 
-    One batch takes each tier's order lock once, in search order, then the ledger's, and releases
-    them together, so that its verdicts and its `seq` belong to one moment. Nothing is pinned, read,
-    promoted or waited for.
+    One batch takes each tier's order lock once, in search order, and releases them together. Tiers
+    report transitions under those locks, so that its verdicts and its `seq` belong to one moment.
+    Nothing is pinned, read, promoted or waited for.
 
     Threads: safe from any thread; `_errors_lock` guards the error count.
     """
@@ -57,13 +57,13 @@ class ResidencyMoves:
                     continue
                 locks.enter_context(tier.backend.order_lock)
                 answers.append(self._ask(tier, checked, motion))
+            # Tiers report transitions under the locks held here, so one moment has one number.
             ledger = self._tiers.ledger
-            with ledger.lock:
-                seq = ledger.seq
-                if len(tiers) == 1 and _FAILED not in answers[0]:
-                    codes, tier_codes = self._from_one_tier(tiers[0], answers[0], checked)
-                else:
-                    codes, tier_codes = self._from_all_tiers(tiers, answers, checked)
+            seq = ledger.seq
+            if len(tiers) == 1 and _FAILED not in answers[0]:
+                codes, tier_codes = self._from_one_tier(tiers[0], answers[0], checked)
+            else:
+                codes, tier_codes = self._from_all_tiers(tiers, answers, checked)
         names = [tier.name for tier in tiers]
         return TouchResult(checked, codes, tier_codes, names, ledger.incarnation, seq)
 
@@ -91,14 +91,17 @@ class ResidencyMoves:
         key: CacheEngineKey,
     ) -> tuple[int, int]:
         failed_tier = NO_TIER
+        for index in range(len(tiers)):
+            if answers[index][position] == _FAILED:
+                failed_tier = index
+                break
         for index, tier in enumerate(tiers):
             answer = answers[index][position]
             if answer == _FAILED:
-                failed_tier = index
                 continue
             is_there = key in tier.hint if tier.page is None else answer != _ABSENT
             if not is_there and tier.page is not None:
-                is_there = key in tier.page.generations  # a put in flight, say
+                is_there = key in tier.page  # a put in flight, say
             if not is_there:
                 continue
             is_moved = answer == _MOVED and tier.name == self._cpu_name
@@ -109,13 +112,13 @@ class ResidencyMoves:
 
     def _ask(self, tier: Tier, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
         try:
-            return tier.backend.move_in_order(keys, motion)
+            return _answers_of(tier, keys, motion)
         except Exception:  # a tier's fault must not become the engine's: the keys count as present
             self._note_errors(0)
         answers = bytearray(len(keys))
         for position in reversed(range(len(keys))):
             try:
-                answers[position] = tier.backend.move_in_order((keys[position],), motion)[0]
+                answers[position] = _answers_of(tier, (keys[position],), motion)[0]
             except Exception:  # as above, for this key
                 answers[position] = _FAILED
         self._note_errors(answers.count(_FAILED))
@@ -133,15 +136,18 @@ class ResidencyMoves:
             )
 
 
+def _answers_of(tier: Tier, keys: Sequence[CacheEngineKey], motion: Motion) -> bytes:
+    answers = tier.backend.move_in_order(keys, motion)
+    if len(answers) != len(keys):
+        raise ValueError(f"{tier.name} gave {len(answers)} answers for {len(keys)} keys")
+    return answers
+
+
 def _checked_keys(keys: Sequence[CacheEngineKey]) -> tuple[CacheEngineKey, ...]:
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
-        raise TypeError(
-            f"keys must be a sequence of CacheEngineKey, not {type(keys).__name__}"
-        )
+        raise TypeError(f"keys must be a sequence of CacheEngineKey, not {type(keys).__name__}")
     checked = tuple(keys)
     for position, key in enumerate(checked):
         if type(key) is not CacheEngineKey and not isinstance(key, CacheEngineKey):
-            raise TypeError(
-                f"keys[{position}] is a {type(key).__name__}, not a CacheEngineKey"
-            )
+            raise TypeError(f"keys[{position}] is a {type(key).__name__}, not a CacheEngineKey")
     return checked

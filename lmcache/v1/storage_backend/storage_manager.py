@@ -1,4 +1,4 @@
-"""The storage manager: walks the tiers in order, and is where touch and cache events are asked for."""
+"""The storage manager: walks the tiers, and is where touch and cache events are asked for."""
 
 import asyncio
 import threading
@@ -165,7 +165,7 @@ class StorageManager:
         return self._parts[2].num_errors
 
     def touch_cache(self, owner: PinOwner | None = None) -> None:
-        """Count the pinned lookups of `owner` (or of this thread or task) as uses, head youngest."""
+        """Count the pinned lookups of `owner`, or of this thread or task, as uses."""
         self._walk.touch_cache(owner)
 
     def would_admit(self, nbytes: int, placement: Placement = Placement.YOUNG) -> bool:
@@ -469,7 +469,8 @@ class StorageManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant."""
-        self._tiers.ledger.check_integrity()
+        pages = [tier.page for tier in self._tiers.all() if tier.page is not None]
+        self._tiers.ledger.check_integrity(pages)
         if self.local_cpu_backend is not None:
             self.local_cpu_backend.check_integrity()
 

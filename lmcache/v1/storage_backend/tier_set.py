@@ -56,6 +56,7 @@ class TierSet:
         self._cpu_name = cpu_name
         self._bypassed: frozenset[str] = frozenset()
         self._tiers: dict[str, Tier] = {}
+        self._reported: set[str] = set()
 
     def tier(self, name: str) -> Tier:
         """Return the tier called `name`; a backend seen for the first time is attached."""
@@ -83,8 +84,17 @@ class TierSet:
                 continue
             if self.is_frozen and tier.name != self._cpu_name:
                 continue
-            if tier.backend.is_searchable:
+            if self._is_searchable(tier):
                 yield tier
+
+    def _is_searchable(self, tier: Tier) -> bool:
+        try:
+            return tier.backend.is_searchable
+        except Exception:  # a plug-in's fault; the call that follows meets it again and counts it
+            if tier.name not in self._reported:
+                self._reported.add(tier.name)
+                logger.exception("%s cannot say whether it is searchable; it is asked", tier.name)
+            return True
 
     def targets(self, location: str | None) -> list[Tier]:
         """Return the tiers that a put goes to: `location`, or all that are not bypassed.

@@ -229,9 +229,7 @@ class TierWalk:
                 self._note_error(tier, "unpin")
 
     # --- removal ---------------------------------------------------------------------------------
-    def remove(
-        self, keys: Sequence[CacheEngineKey], locations: Collection[str] | None
-    ) -> int:
+    def remove(self, keys: Sequence[CacheEngineKey], locations: Collection[str] | None) -> int:
         """Remove keys from `locations`, or from every tier; returns the number of copies."""
         num_removed = 0
         for tier in self._named(locations):
