@@ -103,6 +103,14 @@ def test_reading_an_image_without_use_moves_nothing(pool: ReplayPool) -> None:
     assert not pool.is_resident(keys[0]) and pool.is_resident(keys[1])
 
 
+def test_spare_image_displaces_nothing(pool: ReplayPool) -> None:
+    keys = pool.kv_keys(range(EQUAL_SIZES.pool_blocks))
+    assert pool.store_kv(keys) == len(keys)
+    assert not pool.has_spare_room()
+    assert not pool.store_image(pool.image_key(1), Placement.SPARE)
+    assert all(pool.is_resident(key) for key in keys)
+
+
 def test_absent_objects_are_missing(pool: ReplayPool) -> None:
     assert pool.load_kv(pool.kv_keys([1])) is LoadOutcome.MISSING
     assert pool.load_image(pool.image_key(1), is_use=True) is LoadOutcome.MISSING

@@ -1,0 +1,218 @@
+"""The serving engine of one arm: lookup, plan, load, store, as described in the package."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.replay.content import Kind, kind_and_prefix
+from benchmarks.replay.observer import Observer
+from benchmarks.replay.pool import LoadOutcome, ReplayPool
+from benchmarks.replay.requests import Request
+from benchmarks.replay.settings import Arm, ImageClass, Settings
+from benchmarks.replay.state_index import StateIndex, TouchTicket, VerdictEffect
+from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.storage_backend.cache_events import EventKind
+from lmcache.v1.storage_backend.placement import Placement
+from lmcache.v1.storage_backend.touch import TouchVerdict
+
+EVENTS_CAPACITY = 65_536
+
+
+class ReplayEngine:
+    """Serves requests one after another in the manner of one arm and counts what happens.
+
+    `events_capacity` bounds what may wait for the state index between two passes; what is lost
+    beyond it is made good from a snapshot.
+    """
+
+    def __init__(
+        self, settings: Settings, arm: Arm, *, events_capacity: int = EVENTS_CAPACITY
+    ) -> None:
+        self._settings = settings
+        self._arm = arm
+        self._pool = ReplayPool(settings)
+        self._index = StateIndex()
+        self._counts: Counter[str] = Counter()
+        self._observer = Observer(self._pool.manager, self._index, self._counts)
+        self._events = None
+        if arm.hears_events:
+            self._events = self._pool.manager.subscribe(
+                kinds={EventKind.STORED, EventKind.REMOVED}, capacity=events_capacity
+            )
+        self._verdicts: list[tuple[TouchTicket, TouchVerdict]] = []
+        self._now_ms = 0
+
+    def serve(self, request: Request) -> None:
+        """Run one request through one engine pass (two or more while it is held)."""
+        self._now_ms = request.timestamp_ms
+        prompt = request.prefix_ids
+        kv_keys = self._pool.kv_keys(prompt)
+        self._hear_events()
+        self._hear_verdicts()
+        num_matched = self._pool.match_kv(kv_keys)
+        resume = self._load(prompt, kv_keys, self._plan(prompt, num_matched))
+        self._pool.release_match()
+        self._counts["requests"] += 1
+        self._counts["input_blocks"] += len(prompt)
+        self._counts["recomputed_blocks"] += len(prompt) - resume
+        self._store_kv(kv_keys[num_matched:])
+        self._store_images(prompt, num_matched, resume)
+        self._counts["index_peak"] = max(self._counts["index_peak"], len(self._index))
+        self._observer.look(self._now_ms)
+
+    def finish(self) -> dict[str, int]:
+        """End the run, free the pool, and return the counts; a count that never rose is absent."""
+        self._observer.close(self._now_ms)
+        if self._events is not None:
+            self._events.close()
+        self._pool.close()
+        self._counts["index_size"] = len(self._index)
+        return {name: value for name, value in self._counts.items() if value}
+
+    # ---- what the engine is told ----------------------------------------------------------------
+
+    def _hear_events(self) -> None:
+        if self._events is None:
+            return
+        resynced_to = -1
+        for event in self._events.take():
+            if event.kind is EventKind.LOST:
+                resynced_to = self._resync()
+            if event.key is None or event.seq <= resynced_to:
+                continue
+            kind, image = kind_and_prefix(int(event.key.chunk_hash))
+            if kind is not Kind.IMAGE:
+                continue
+            if event.kind is EventKind.STORED:
+                self._index.hear_stored(image, event.generation, self._now_ms)
+            elif not event.still_in and self._index.hear_removed(image, event.generation):
+                self._observer.note_forgotten(image, self._now_ms)
+
+    def _resync(self) -> int:
+        """Rebuild the index after lost events; returns the moment it is true for."""
+        snapshot = self._pool.manager.snapshot()
+        named = [kind_and_prefix(int(key.chunk_hash)) for key in snapshot.residents]
+        for image in self._index.resync({name for kind, name in named if kind is Kind.IMAGE}):
+            self._observer.note_forgotten(image, self._now_ms)
+        return snapshot.seq
+
+    def _hear_verdicts(self) -> None:
+        for ticket, verdict in self._verdicts:
+            is_resident = verdict is not TouchVerdict.GONE
+            effect = self._index.apply_verdict(ticket, is_resident, self._now_ms)
+            if effect is VerdictEffect.FORGOTTEN:
+                self._observer.note_forgotten(ticket.image, self._now_ms)
+            elif effect is VerdictEffect.STALE:
+                self._counts["verdicts_stale"] += 1
+        self._verdicts.clear()
+
+    # ---- plan and load --------------------------------------------------------------------------
+
+    def _plan(self, prompt: Sequence[int], num_matched: int) -> int:
+        """Return the block to resume at; holds passes and steps down as verdicts demand."""
+        while True:
+            boundary = self._index.deepest_boundary(prompt, num_matched)
+            if not boundary or not self._arm.touches:
+                return boundary
+            image = prompt[boundary - 1]
+            may_go = self._arm.hears_events or self._index.is_verified(
+                image, self._now_ms, self._settings.verified_for_ms
+            )
+            self._send_touch(image)
+            if may_go:
+                return boundary
+            self._counts["holds"] += 1
+            self._hear_verdicts()
+            if image in self._index:
+                return boundary
+            self._counts["replans"] += 1
+
+    def _send_touch(self, image: int) -> None:
+        ticket = self._index.want_touch(image, self._now_ms)
+        if ticket is None:
+            return
+        (verdict,) = self._pool.touch([self._pool.image_key(image)])
+        self._counts[f"touches_{verdict.name.lower()}"] += 1
+        self._verdicts.append((ticket, verdict))
+
+    def _load(self, prompt: Sequence[int], kv_keys: Sequence[CacheEngineKey], boundary: int) -> int:
+        """Load image and KV up to `boundary`; returns where computing starts, 0 after a failure."""
+        if not boundary:
+            return 0
+        self._counts["loads_attempted"] += 1
+        image = prompt[boundary - 1]
+        cause = self._load_cause(image, kv_keys[:boundary])
+        if cause is not None:
+            self._counts["loads_failed"] += 1
+            self._counts[f"failed_{cause}"] += 1
+            self._index.forget(image)
+            self._observer.note_forgotten(image, self._now_ms)
+            return 0
+        self._index.note_loaded(image, self._now_ms)
+        self._counts["loads_succeeded"] += 1
+        self._counts["loaded_blocks"] += boundary
+        return boundary
+
+    def _load_cause(self, image: int, kv_keys: Sequence[CacheEngineKey]) -> str | None:
+        """Load; returns why it failed, or None."""
+        key = self._pool.image_key(image)
+        if not self._pool.is_resident(key):
+            has_touches_only = self._arm.touches and not self._arm.hears_events
+            return self._observer.why_missing(image, has_touches_only=has_touches_only)
+        kv_outcome = self._pool.load_kv(kv_keys)
+        image_outcome = self._pool.load_image(key, is_use=self._arm.touches)
+        if LoadOutcome.WRONG_BYTES in (kv_outcome, image_outcome):
+            return "wrong_bytes"
+        if kv_outcome is LoadOutcome.MISSING:
+            return "kv_missing"
+        return "unexplained" if image_outcome is LoadOutcome.MISSING else None
+
+    # ---- store ----------------------------------------------------------------------------------
+
+    def _store_kv(self, keys: Sequence[CacheEngineKey]) -> None:
+        """Store the blocks beyond the match; those resident after all are refreshed first."""
+        is_resident = [self._pool.is_resident(key) for key in keys]
+        resident = [key for key, here in zip(keys, is_resident, strict=True) if here]
+        missing = [key for key, here in zip(keys, is_resident, strict=True) if not here]
+        if resident:
+            self._pool.touch(resident)
+        num_stored = self._pool.store_kv(missing)
+        self._counts["kv_already_resident"] += len(resident)
+        self._counts["kv_stored"] += num_stored
+        self._counts["kv_no_room"] += len(missing) - num_stored
+
+    def _store_images(self, prompt: Sequence[int], num_matched: int, resume: int) -> None:
+        """Store the images of the boundaries computed now, shallow first."""
+        interval = self._settings.interval_blocks
+        branch = num_matched // interval * interval
+        first = (resume // interval + 1) * interval
+        for boundary in range(first, len(prompt), interval):
+            klass = ImageClass.BRANCH if boundary == branch else ImageClass.INTERVAL
+            self._store_image(prompt[boundary - 1], klass)
+        if resume < len(prompt):
+            self._store_image(prompt[-1], ImageClass.PROMPT_END)
+
+    def _store_image(self, image: int, klass: ImageClass) -> None:
+        key = self._pool.image_key(image)
+        is_here = self._pool.is_resident(key)
+        if is_here:
+            self._counts["images_already_resident"] += 1
+            if self._arm.touches:
+                self._pool.touch([key])
+        elif not self._put_image(key, klass):
+            return
+        self._observer.look(self._now_ms)
+        self._observer.note_stored(image, self._now_ms)
+        self._index.note_stored(image, self._now_ms, is_new_copy=not is_here)
+
+    def _put_image(self, key: CacheEngineKey, klass: ImageClass) -> bool:
+        placement = Placement.YOUNG
+        if self._arm.admits_by_class and klass is ImageClass.INTERVAL:
+            placement = Placement.SPARE
+            if not self._pool.has_spare_room():
+                self._counts["images_refused"] += 1
+                return False
+        if not self._pool.store_image(key, placement):
+            self._counts["images_no_room"] += 1
+            return False
+        self._counts[f"images_stored_{klass.value}"] += 1
+        return True

@@ -1,0 +1,64 @@
+"""Who watches a run from outside: it sees every removal and tells the engine nothing."""
+
+from collections import Counter
+
+from benchmarks.replay.content import Kind, kind_and_prefix
+from benchmarks.replay.state_index import StateIndex
+from lmcache.v1.storage_backend.cache_events import EventKind, RemovalReason
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+
+class Observer:
+    """Counts removals by kind and how long an image that left stays advertised, in trace time."""
+
+    def __init__(self, manager: StorageManager, index: StateIndex, counts: Counter[str]) -> None:
+        self._events = manager.subscribe(kinds={EventKind.REMOVED})
+        self._index = index
+        self._counts = counts
+        self._stale_since_ms: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._ever_stored: set[int] = set()
+
+    def look(self, now_ms: int) -> None:
+        """Note what left the pool since the last look."""
+        for event in self._events.take():
+            if event.kind is not EventKind.REMOVED or event.key is None:
+                raise RuntimeError(
+                    f"the measuring subscription got {event.kind}: its counts would be wrong"
+                )
+            kind, prefix_id = kind_and_prefix(int(event.key.chunk_hash))
+            verb = "evicted" if event.reason is RemovalReason.CAPACITY else "removed"
+            self._counts[f"{verb}_{kind.name.lower()}"] += 1
+            if kind is Kind.IMAGE:
+                self._left.add(prefix_id)
+                if prefix_id in self._index:
+                    self._stale_since_ms.setdefault(prefix_id, now_ms)
+
+    def note_stored(self, image: int, now_ms: int) -> None:
+        """The image is in the pool: whatever was advertised of it is true again."""
+        self._ever_stored.add(image)
+        self._left.discard(image)
+        self.note_forgotten(image, now_ms)
+
+    def note_forgotten(self, image: int, now_ms: int) -> None:
+        """The index no longer advertises the image."""
+        since_ms = self._stale_since_ms.pop(image, None)
+        if since_ms is not None:
+            lasted_ms = now_ms - since_ms
+            self._counts["stale_images"] += 1
+            self._counts["stale_total_ms"] += lasted_ms
+            self._counts["stale_max_ms"] = max(self._counts["stale_max_ms"], lasted_ms)
+
+    def why_missing(self, image: int, *, has_touches_only: bool) -> str:
+        """Name the cause of a load that found no image."""
+        if image not in self._ever_stored:
+            return "never_stored"
+        if image not in self._left:
+            return "unexplained"
+        return "left_between_touches" if has_touches_only else "evicted_untold"
+
+    def close(self, now_ms: int) -> None:
+        """End the run: what is advertised and gone was so until now."""
+        for image in list(self._stale_since_ms):
+            self.note_forgotten(image, now_ms)
+        self._events.close()

@@ -1,0 +1,124 @@
+"""What one replay is run with: the arms, the sizes and the engine's timing rules."""
+
+import enum
+from dataclasses import dataclass
+
+TOKENS_PER_BLOCK = 512
+"""Tokens of one block of a trace; a KV block of the replay holds exactly these."""
+
+POOL_ALIGNMENT_BYTES = 4096
+"""The pool hands out whole multiples of this, so smaller blocks would not be what they say."""
+
+REAL_BLOCK_MIB = 1.72
+"""MiB of KV that 512 tokens take at full size; sizes the verification window only."""
+
+TOUCH_INTERVAL_MS = 500
+"""At most one touch for one hash in this many milliseconds of trace time."""
+
+WINDOW_MS_PER_GIB = 250
+WINDOW_MIN_MS = 5_000
+WINDOW_MAX_MS = 60_000
+
+
+class Arm(enum.Enum):
+    """What the engine tells the cache, and what the cache tells the engine."""
+
+    NONE = "none"
+    TOUCH = "touch"
+    EVENTS = "touch+events"
+    ADMISSION = "touch+events+admission"
+
+    @property
+    def touches(self) -> bool:
+        """Whether a hit of the state index is sent to the cache as a touch."""
+        return self is not Arm.NONE
+
+    @property
+    def hears_events(self) -> bool:
+        """Whether the state index follows the cache's event stream."""
+        return self in (Arm.EVENTS, Arm.ADMISSION)
+
+    @property
+    def admits_by_class(self) -> bool:
+        """Whether interval images are stored into spare room only."""
+        return self is Arm.ADMISSION
+
+
+class ImageClass(enum.Enum):
+    """Why a state image is taken at a boundary."""
+
+    INTERVAL = "interval"
+    BRANCH = "branch"
+    PROMPT_END = "prompt_end"
+
+
+class SettingsError(ValueError):
+    """A replay cannot run with these settings; the message names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes and rules of a replay, the same for every arm.
+
+    `pool_blocks` and `image_blocks` count KV blocks of `block_bytes` bytes; an image every
+    `interval_blocks` blocks of a prompt and one at its end. `verified_for_ms` is how long the touch
+    arm trusts the last evidence of an image before it holds a request for a fresh verdict.
+    """
+
+    pool_blocks: int
+    image_blocks: int
+    interval_blocks: int
+    block_bytes: int = POOL_ALIGNMENT_BYTES
+    policy: str = "LRU"
+    verified_for_ms: int = WINDOW_MIN_MS
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "pool_blocks": self.pool_blocks,
+            "image_blocks": self.image_blocks,
+            "interval_blocks": self.interval_blocks,
+            "block_bytes": self.block_bytes,
+        }
+        for name, value in sizes.items():
+            if value < 1:
+                raise SettingsError(f"{name} is {value}; give at least 1")
+        if self.block_bytes % POOL_ALIGNMENT_BYTES:
+            raise SettingsError(
+                f"block_bytes is {self.block_bytes}, which the pool would round up; "
+                f"give a multiple of {POOL_ALIGNMENT_BYTES}"
+            )
+        if self.pool_blocks < self.image_blocks:
+            raise SettingsError(
+                f"the pool of {self.pool_blocks} blocks is smaller than one state image of "
+                f"{self.image_blocks} blocks; raise --pool-blocks or lower --image-blocks"
+            )
+        if self.verified_for_ms < TOUCH_INTERVAL_MS:
+            raise SettingsError(
+                f"verified_for_ms is {self.verified_for_ms}; a window under the touch interval of "
+                f"{TOUCH_INTERVAL_MS} ms would hold requests whose touch may not be sent yet"
+            )
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of one state image in the scaled pool."""
+        return self.image_blocks * self.block_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the scaled pool."""
+        return self.pool_blocks * self.block_bytes
+
+    @property
+    def has_equal_sizes(self) -> bool:
+        """Whether KV blocks and images have one size, so that every victim is determined."""
+        return self.image_blocks == 1
+
+
+def derived_window_ms(pool_blocks: int) -> int:
+    """Return the verification window for a pool of this many full-size blocks, in milliseconds.
+
+    A quarter second per GiB of pool, at least 5 s and at most 60 s: a quarter of the time a pool
+    takes to turn over when it is filled at 1 GiB/s.
+    """
+    pool_gib = pool_blocks * REAL_BLOCK_MIB / 1024
+    return min(WINDOW_MAX_MS, max(WINDOW_MIN_MS, round(pool_gib * WINDOW_MS_PER_GIB)))
