@@ -157,7 +157,7 @@ class LMCacheEngineConfig(Settings):
             ConfigError: Names the setting, its value and the remedy.
         """
         for spec in FIELDS.values():
-            value = parse_value(spec, getattr(self, spec.name), spec.name)
+            value = parse_value(spec, vars(self)[spec.name], spec.name)
             check_value(spec, value, spec.name)
             setattr(self, spec.name, value)
         check_together(self)
@@ -168,7 +168,7 @@ class LMCacheEngineConfig(Settings):
     def log_config(self) -> "LMCacheEngineConfig":
         """Log every setting with its unit at INFO, without passwords, and return this object."""
         shown = {
-            name: f"{hide_secrets(getattr(self, name))} {spec.rules.unit}".rstrip()
+            name: f"{hide_secrets(vars(self)[name])} {spec.rules.unit}".rstrip()
             for name, spec in FIELDS.items()
         }
         logger.info("LMCache configuration: %s", shown)
@@ -176,7 +176,7 @@ class LMCacheEngineConfig(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         """Return name → value for every setting."""
-        return {name: getattr(self, name) for name in FIELDS}
+        return {name: vars(self)[name] for name in FIELDS}
 
     def to_json(self) -> str:
         """Return the JSON text of `to_dict`."""
@@ -216,10 +216,10 @@ class LMCacheEngineConfig(Settings):
 
     def _apply_overrides(self, overrides: Mapping[str, object]) -> None:
         for name, raw in resolve_names(overrides, "overrides").items():
-            before = getattr(self, name)
+            before = vars(self)[name]
             self._set_from_user(name, raw, f"{name} (override)")
-            if getattr(self, name) != before:
-                logger.info("%s=%r overrides %r", name, getattr(self, name), before)
+            if vars(self)[name] != before:
+                logger.info("%s=%r overrides %r", name, vars(self)[name], before)
 
     def _comparable(self) -> dict[str, Any]:
         settings = self.to_dict()

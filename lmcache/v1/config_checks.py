@@ -49,7 +49,7 @@ def find_ignored(settings: Settings) -> list[tuple[str, object, str]]:
     """Return (name, value, why) for settings that ask for something and are ignored."""
     ignored = []
     for spec in FIELDS.values():
-        value = getattr(settings, spec.name)
+        value = vars(settings)[spec.name]
         if spec.rules.ignored_because and value not in spec.rules.inert:
             ignored.append((spec.name, value, spec.rules.ignored_because))
     return ignored
