@@ -51,10 +51,10 @@ class Pool:
 
     def __init__(self, capacity_bytes: int, align_bytes: int = 4096) -> None: ...
 
-    def allocate(self, cls: object, spec: object | None, nbytes: int, parent: object | None) -> Any:
-        """Take free bytes as an instance of `cls`, or return None."""
-
-    def could_hold(self, nbytes: int, count: int) -> bool: ...
+    def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None) -> Any:
+        """
+        Take free bytes as `count` instances of `cls`, or return None and take nothing.
+        """
 
     def grow(self, nbytes: int) -> None: ...
 
@@ -202,6 +202,15 @@ class Ledger:
     @property
     def num_subscribers(self) -> int: ...
 
+    @property
+    def num_lost(self) -> int:
+        """Events dropped so far, over all readers ever."""
+
+def check_pairs(keys: object, blocks: object) -> None:
+    """
+    TypeError or ValueError unless there is one live memory object per cache key.
+    """
+
 class HotIndex:
     """Key to memory object, with the order in which they leave."""
 
@@ -221,6 +230,13 @@ class HotIndex:
         """
         Take a reference and list the block; False when the key is resident already.
         """
+
+    def put(self, keys: object, blocks: object, cold: bool = False) -> list[Any]:
+        """
+        List blocks head first; returns positions whose key is resident with other contents.
+        """
+
+    def positions_to_copy(self, keys: object, blocks: object) -> list[Any]: ...
 
     def replace(self, key: object, block: object, cold: bool = False) -> Any:
         """Put the block in the resident one's place; returns the old."""
@@ -252,15 +268,13 @@ class HotIndex:
     def pin_prefix(self, keys: object) -> list[Any]:
         """Pin the resident prefix; returns its memory objects."""
 
-    def allocate(self, cls: object, spec: object | None, nbytes: int, parent: object | None) -> Any:
-        """A new block, evicting as little as needed; None evicts nothing."""
+    def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None) -> Any:
+        """`count` new blocks, evicting as little as needed; None evicts nothing."""
 
     @property
     def num_evicted(self) -> int: ...
 
     def would_fit(self, nbytes: int) -> bool: ...
-
-    def could_hold(self, nbytes: int, count: int) -> bool: ...
 
     def first_victims(self, count: int) -> list[Any]: ...
 

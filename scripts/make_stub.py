@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from nanobind.stubgen import StubGen  # type: ignore[import-untyped]
+from nanobind.stubgen import StubGen
 
 from lmcache import _native
 

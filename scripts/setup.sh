@@ -12,7 +12,7 @@ if ! command -v "${CXX:-g++}" >/dev/null; then
     exit 1
 fi
 
-fingerprint="$(cat pyproject.toml setup.py scripts/setup.sh csrc/*/*.cpp csrc/*/*.h csrc/*/*.inl 2>/dev/null | sha256sum | cut -d' ' -f1)"
+fingerprint="$(find pyproject.toml setup.py scripts/setup.sh csrc -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.fingerprint" 2>/dev/null)" = "$fingerprint" ]; then
     exit 0
 fi

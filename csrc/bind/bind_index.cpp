@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <deque>
+#include <unordered_set>
 
 #include "bind/ledger.h"
 
@@ -31,6 +32,39 @@ class KeySequence {
   nb::object fast_;
   PyObject** items_;
   size_t size_;
+};
+
+// A borrowed view of a list or tuple of as many memory objects.
+class BlockSequence {
+ public:
+  BlockSequence(nb::handle blocks, size_t size)
+      : fast_(nb::steal(PySequence_Fast(blocks.ptr(), "memory objects must be a sequence"))) {
+    if (!fast_.is_valid()) throw nb::python_error();
+    items_ = PySequence_Fast_ITEMS(fast_.ptr());
+    const size_t given = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
+    if (given != size) {
+      throw nb::value_error((std::to_string(size) + " keys do not go with " +
+                             std::to_string(given) + " memory objects")
+                                .c_str());
+    }
+    for (size_t i = 0; i < given; ++i) {
+      if (!nb::isinstance<PyBlock>(items_[i])) {
+        throw nb::type_error(
+            (name_of(i) + " is a " + Py_TYPE(items_[i])->tp_name + ", not a MemoryObj").c_str());
+      }
+      Block& block = nb::inst_ptr<PyBlock>(items_[i])->core;
+      if (block.pool().freed(block)) {
+        throw nb::value_error((name_of(i) + " was released already").c_str());
+      }
+    }
+  }
+  nb::handle operator[](size_t i) const { return items_[i]; }
+
+ private:
+  static std::string name_of(size_t i) { return "memory_objs[" + std::to_string(i) + "]"; }
+
+  nb::object fast_;
+  PyObject** items_;
 };
 
 // What touch answers per key.
@@ -75,6 +109,53 @@ class HotIndex {
     add(key, block, listed, cold);
     ledger_->stored(page_, key.ptr(), block);
     return true;
+  }
+
+  // Lists blocks, given head first; the head ends youngest, cold ones leave tail first. A resident
+  // key of the same size and dtypes is used again, unless `cold`. Returns the positions of the keys
+  // that are resident with other contents, which are left as they are.
+  nb::list put(nb::handle keys, nb::handle blocks, bool cold) {
+    const KeySequence sequence(keys);
+    const BlockSequence values(blocks, sequence.size());
+    std::vector<size_t> differing;
+    uint64_t batch = pool_->next_batch(order_);
+    for (size_t n = 0; n < sequence.size(); ++n) {
+      const size_t i = cold ? n : sequence.size() - 1 - n;
+      Entry* entry = lookup(sequence[i]);
+      if (!entry) {
+        add(sequence[i], values[i], checked(values[i]), cold);
+        ledger_->stored(page_, sequence[i], values[i]);
+      } else if (!same_contents(entry, values[i])) {
+        differing.push_back(i);
+      } else if (!cold) {
+        pool_->use(order_, entry, Pool::Use::kUse, batch);
+      }
+    }
+    nb::list result;
+    for (size_t i : differing) result.append(i);
+    return result;
+  }
+
+  // Positions of the blocks that cannot be listed as they are: of another pool, listed under
+  // another key, or given a second time.
+  nb::list positions_to_copy(nb::handle keys, nb::handle blocks) const {
+    const KeySequence sequence(keys);
+    const BlockSequence values(blocks, sequence.size());
+    std::vector<size_t> positions;
+    std::unordered_set<PyObject*> given;
+    for (size_t i = 0; i < sequence.size(); ++i) {
+      if (sequence.size() > 1 && !given.insert(values[i].ptr()).second) {
+        positions.push_back(i);
+        continue;
+      }
+      Block& block = nb::inst_ptr<PyBlock>(values[i])->core;
+      if (&block.pool() == pool_.get() && !pool_->cached(block)) continue;
+      Entry* entry = lookup(sequence[i]);
+      if (!entry || value_of(entry).ptr() != values[i].ptr()) positions.push_back(i);
+    }
+    nb::list result;
+    for (size_t i : positions) result.append(i);
+    return result;
   }
 
   // Puts `block` in the place of the resident one. Returns the old memory object.
@@ -189,22 +270,19 @@ class HotIndex {
     return result;
   }
 
-  // Returns the new block, evicting as little as needed, or None, evicting nothing.
-  nb::object allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, nb::handle parent) {
-    Allocation made = pool_->allocate(nbytes, &order_);
+  // Returns `count` new blocks, evicting as little as needed, or None, evicting nothing.
+  nb::object allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, uint64_t count,
+                      nb::handle parent) {
+    Allocation made = pool_->allocate(nbytes, count, &order_);
     std::vector<std::pair<nb::object, nb::object>> gone;
     for (Entry* victim : made.victims) gone.push_back(forget(victim));
-    report_removed(gone, Removal::kCapacity);
     num_evicted_ += gone.size();
-    if (!made.extent) return nb::none();
-    return make_block(cls, pool_, made.extent, nbytes, spec, parent);
+    report_removed(gone, Removal::kCapacity);
+    return make_blocks(cls, pool_, made.extents, nbytes, spec, parent);
   }
   uint64_t num_evicted() const { return num_evicted_; }
 
   bool would_fit(uint64_t nbytes) { return pool_->would_fit(nbytes, order_); }
-  bool could_hold(uint64_t nbytes, uint64_t count) {
-    return pool_->could_hold(nbytes, count, &order_);
-  }
   nb::list first_victims(size_t count) { return keys_of(pool_->first_victims(order_, count)); }
 
   // Every key, coldest first; parked ones stand where they will return to.
@@ -246,6 +324,18 @@ class HotIndex {
     all.reserve(table_.size());
     for (const auto& [key, entry] : table_) all.push_back(entry);
     return all;
+  }
+
+  // The same size and dtypes. Objects of one shape share their description.
+  static bool same_contents(const Entry* entry, nb::handle block) {
+    const PyBlock& resident = *nb::inst_ptr<PyBlock>(value_of(entry));
+    const PyBlock& given = *nb::inst_ptr<PyBlock>(block);
+    if (&resident == &given) return true;
+    if (resident.logical_bytes != given.logical_bytes) return false;
+    if (resident.metadata.is_none() && given.metadata.is_none() && resident.spec.is(given.spec)) {
+      return true;
+    }
+    return value_of(entry).attr("get_dtypes")().equal(block.attr("get_dtypes")());
   }
 
   // What can be listed: a live block of this pool that no cache lists.
@@ -320,6 +410,14 @@ class HotIndex {
 }  // namespace
 
 void bind_index(nb::module_& m) {
+  m.def(
+      "check_pairs",
+      [](nb::handle keys, nb::handle blocks) {
+        const KeySequence sequence(keys);
+        const BlockSequence values(blocks, sequence.size());
+      },
+      nb::arg("keys"), nb::arg("blocks"),
+      "TypeError or ValueError unless there is one live memory object per cache key.");
   nb::class_<HotIndex>(m, "HotIndex", "Key to memory object, with the order in which they leave.")
       .def(nb::init<std::shared_ptr<Pool>, const std::string&, std::shared_ptr<Ledger>, size_t>(),
            nb::arg("pool"), nb::arg("policy"), nb::arg("ledger"), nb::arg("page"))
@@ -330,6 +428,9 @@ void bind_index(nb::module_& m) {
       .def("peek", &HotIndex::peek, nb::arg("key"), "The memory object or None; moves nothing.")
       .def("insert", &HotIndex::insert, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
            "Take a reference and list the block; False when the key is resident already.")
+      .def("put", &HotIndex::put, nb::arg("keys"), nb::arg("blocks"), nb::arg("cold") = false,
+           "List blocks head first; returns positions whose key is resident with other contents.")
+      .def("positions_to_copy", &HotIndex::positions_to_copy, nb::arg("keys"), nb::arg("blocks"))
       .def("replace", &HotIndex::replace, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
            "Put the block in the resident one's place; returns the old.")
       .def("remove", &HotIndex::remove, nb::arg("key"), nb::arg("reason"),
@@ -351,11 +452,10 @@ void bind_index(nb::module_& m) {
       .def("pin_prefix", &HotIndex::pin_prefix, nb::arg("keys"),
            "Pin the resident prefix; returns its memory objects.")
       .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(),
-           nb::arg("nbytes"), nb::arg("parent").none(),
-           "A new block, evicting as little as needed; None evicts nothing.")
+           nb::arg("nbytes"), nb::arg("count"), nb::arg("parent").none(),
+           "`count` new blocks, evicting as little as needed; None evicts nothing.")
       .def_prop_ro("num_evicted", &HotIndex::num_evicted)
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))
-      .def("could_hold", &HotIndex::could_hold, nb::arg("nbytes"), nb::arg("count"))
       .def("first_victims", &HotIndex::first_victims, nb::arg("count"))
       .def("keys", &HotIndex::keys)
       .def("gauges", &HotIndex::gauges)

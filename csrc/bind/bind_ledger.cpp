@@ -111,11 +111,17 @@ class EventReader {
   std::map<uint64_t, nb::object> names_;
 };
 
-nb::list keys_of_page(Ledger& ledger, size_t page) {
+// Runs no Python code: pages taken one after the other are those of one moment.
+std::vector<nb::object> keys_of_page(Ledger& ledger, size_t page) {
   std::vector<nb::object> keys;
   auto& generations = ledger.page(page).generations;
   keys.reserve(generations.size());
   for (auto& [key, generation] : generations) keys.push_back(nb::borrow(key));
+  return keys;
+}
+
+// Making a list may run the collector, and so any finaliser.
+nb::list list_of(std::vector<nb::object> keys) {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(keys.size()));
   if (!list) throw nb::python_error();
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -169,14 +175,18 @@ void bind_ledger(nb::module_& m) {
           nb::arg("page"), nb::arg("key"), "The event that stored the copy; 0 when absent.")
       .def("page_size",
            [](Ledger& self, size_t page) { return self.page(page).generations.size(); })
-      .def("page_keys", &keys_of_page, nb::arg("page"))
+      .def(
+          "page_keys", [](Ledger& self, size_t page) { return list_of(keys_of_page(self, page)); },
+          nb::arg("page"))
       .def(
           "snapshot",
           [](Ledger& self) {
-            nb::list pages;
             const uint64_t seq = self.seq();
-            for (size_t i = 0; i < self.num_pages(); ++i) {
-              pages.append(nb::make_tuple(self.name_of(i), keys_of_page(self, i)));
+            std::vector<std::vector<nb::object>> taken;
+            for (size_t i = 0; i < self.num_pages(); ++i) taken.push_back(keys_of_page(self, i));
+            nb::list pages;
+            for (size_t i = 0; i < taken.size(); ++i) {
+              pages.append(nb::make_tuple(self.name_of(i), list_of(std::move(taken[i]))));
             }
             return nb::make_tuple(seq, pages);
           },
@@ -198,7 +208,8 @@ void bind_ledger(nb::module_& m) {
       .def("close", &Ledger::close)
       .def_prop_ro("seq", &Ledger::seq)
       .def_prop_ro("is_closed", &Ledger::closed)
-      .def_prop_ro("num_subscribers", &Ledger::num_rings);
+      .def_prop_ro("num_subscribers", &Ledger::num_rings)
+      .def_prop_ro("num_lost", &Ledger::num_lost, "Events dropped so far, over all readers ever.");
 }
 
 }  // namespace lmcache

@@ -29,10 +29,9 @@ bool wait_for_release(Pool& pool, uint64_t version, double timeout_seconds) {
 }
 
 nb::object allocate(const std::shared_ptr<Pool>& pool, nb::handle cls, nb::handle spec,
-                    uint64_t nbytes, nb::handle parent) {
-  Allocation made = pool->allocate(nbytes, nullptr);
-  if (!made.extent) return nb::none();
-  return make_block(cls, pool, made.extent, nbytes, spec, parent);
+                    uint64_t nbytes, uint64_t count, nb::handle parent) {
+  return make_blocks(cls, pool, pool->allocate(nbytes, count, nullptr).extents, nbytes, spec,
+                     parent);
 }
 
 void bind_block(nb::module_& m) {
@@ -109,24 +108,31 @@ nb::dict gauges_dict(const PoolGauges& g) {
   return d;
 }
 
-nb::object make_block(nb::handle cls, const std::shared_ptr<Pool>& pool, Extent* extent,
-                      uint64_t nbytes, nb::handle spec, nb::handle parent) {
-  nb::object block;
+nb::object make_blocks(nb::handle cls, const std::shared_ptr<Pool>& pool,
+                       const std::vector<Extent*>& extents, uint64_t nbytes, nb::handle spec,
+                       nb::handle parent) {
+  if (extents.empty()) return nb::none();
+  nb::list blocks;
+  size_t num_adopted = 0;
   try {
-    block = nb::inst_alloc(cls);
-  } catch (...) {
-    pool->abandon(extent);
+    for (Extent* extent : extents) {
+      nb::object block = nb::inst_alloc(cls);
+      PyBlock* made = new (nb::inst_ptr<PyBlock>(block)) PyBlock(pool);
+      made->spec = nb::borrow(spec);
+      made->metadata = nb::none();
+      made->parent = nb::borrow(parent);
+      made->raw = nb::none();
+      made->logical_bytes = nbytes;
+      pool->adopt(made->core, extent, nbytes);
+      ++num_adopted;
+      nb::inst_mark_ready(block);
+      blocks.append(std::move(block));
+    }
+  } catch (...) {  // no memory for an object: those that were made go with the list
+    for (; num_adopted < extents.size(); ++num_adopted) pool->abandon(extents[num_adopted]);
     throw;
   }
-  PyBlock* made = new (nb::inst_ptr<PyBlock>(block)) PyBlock(pool);
-  made->spec = nb::borrow(spec);
-  made->metadata = nb::none();
-  made->parent = nb::borrow(parent);
-  made->raw = nb::none();
-  made->logical_bytes = nbytes;
-  pool->adopt(made->core, extent, nbytes);
-  nb::inst_mark_ready(block);
-  return block;
+  return std::move(blocks);
 }
 
 void bind_pool(nb::module_& m) {
@@ -137,13 +143,8 @@ void bind_pool(nb::module_& m) {
            }),
            nb::arg("capacity_bytes"), nb::arg("align_bytes") = 4096)
       .def("allocate", &allocate, nb::arg("cls"), nb::arg("spec").none(), nb::arg("nbytes"),
-           nb::arg("parent").none(), "Take free bytes as an instance of `cls`, or return None.")
-      .def(
-          "could_hold",
-          [](Pool& pool, uint64_t nbytes, uint64_t count) {
-            return pool.could_hold(nbytes, count, nullptr);
-          },
-          nb::arg("nbytes"), nb::arg("count"))
+           nb::arg("count"), nb::arg("parent").none(),
+           "Take free bytes as `count` instances of `cls`, or return None and take nothing.")
       .def("grow", &Pool::grow, nb::arg("nbytes"))
       .def("gauges", [](Pool& pool) { return gauges_dict(pool.gauges(nullptr)); })
       .def_prop_ro("version", &Pool::version)

@@ -46,9 +46,11 @@ struct PyBlock {
 PyTypeObject* key_type();
 bool keys_equal(PyObject* a, PyObject* b);
 
-// Makes an instance of `cls`, a Python subclass of Block, for bytes just taken from the pool.
-nb::object make_block(nb::handle cls, const std::shared_ptr<Pool>& pool, Extent* extent,
-                      uint64_t nbytes, nb::handle spec, nb::handle parent);
+// Makes one instance of `cls`, a Python subclass of Block, per extent just taken from the pool;
+// None when there is none.
+nb::object make_blocks(nb::handle cls, const std::shared_ptr<Pool>& pool,
+                       const std::vector<Extent*>& extents, uint64_t nbytes, nb::handle spec,
+                       nb::handle parent);
 
 PolicyKind kind_from(const std::string& name);
 nb::dict gauges_dict(const PoolGauges& gauges);

@@ -168,6 +168,7 @@ void Ledger::append(EventRing& ring, const EventRecord& record, After& after) {
     ring.last_lost = oldest.seq;
     ++ring.num_lost;
     ++ring.total_lost;
+    ++num_lost_;
     after.dropped.push_back(std::move(oldest.key));
     ring.records.pop_front();
   }
@@ -217,6 +218,7 @@ void Ledger::make_inert() {
   std::swap(rings, rings_);
   for (auto& ring : rings) {
     ring->closed = true;
+    ring->num_lost = 0;
     ring->records.clear();
   }
 }

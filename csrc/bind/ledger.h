@@ -81,6 +81,7 @@ class Ledger {
   void close();
   bool closed() const { return closed_; }
   size_t num_rings() const { return rings_.size(); }
+  uint64_t num_lost() const { return num_lost_; }  // over all rings ever
 
  private:
   struct Stamp {
@@ -104,6 +105,7 @@ class Ledger {
 
   nb::object clock_;  // None: the machine's monotonic clock
   uint64_t seq_ = 0;
+  uint64_t num_lost_ = 0;
   bool closed_ = false;
   std::vector<std::unique_ptr<LedgerPage>> pages_;
   std::vector<std::shared_ptr<EventRing>> rings_;

@@ -27,6 +27,15 @@ Extent* AddressAllocator::allocate(uint64_t nbytes) {
   return found == free_.end() ? nullptr : allocate_from(found->second, nbytes);
 }
 
+uint64_t AddressAllocator::num_fitting(uint64_t nbytes, uint64_t enough) const {
+  uint64_t fitting = 0;
+  for (auto range = free_.lower_bound({{nbytes, 0}, nullptr});
+       range != free_.end() && fitting < enough; ++range) {
+    fitting += range->first.first / nbytes;
+  }
+  return fitting;
+}
+
 Extent* AddressAllocator::allocate_from(Extent* range, uint64_t nbytes) {
   unlist_free(range);
   Extent* taken = range;

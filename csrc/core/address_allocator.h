@@ -52,6 +52,8 @@ class AddressAllocator {
   uint64_t free_bytes() const { return capacity_ - taken_bytes_; }
   uint64_t num_taken() const { return num_taken_; }
   uint64_t largest_free_bytes() const { return free_.empty() ? 0 : free_.rbegin()->first.first; }
+  // How many extents of `nbytes` fit into free ranges, counted up to `enough`.
+  uint64_t num_fitting(uint64_t nbytes, uint64_t enough) const;
   Extent* first() const { return head_; }
 
   // Empty when every invariant holds, else one line per violation.

@@ -8,17 +8,22 @@ bool joins(const Extent* extent, uint64_t plan) {
 }
 }  // namespace
 
-EvictionPlan::EvictionPlan(Pool& pool, EvictionOrder& order, uint64_t nbytes)
+EvictionPlan::EvictionPlan(Pool& pool, EvictionOrder& order, uint64_t nbytes, uint64_t count)
     : pool_(pool),
       order_(order),
       nbytes_(nbytes),
       slack_bytes_(pool.addresses_.capacity_bytes() / pool.slack_divisor_),
       plan_(++pool.plan_) {
-  walk();
-  if (found()) collect();
+  if (count == 1) {
+    plan_one();
+  } else {
+    plan_many(count);
+  }
 }
 
-void EvictionPlan::walk() {
+// Adds candidates, coldest first, until `enough(extent)` of the newest says so.
+template <typename Enough>
+void EvictionPlan::walk(Enough enough) {
   VictimCursor cursor(order_);
   while (Entry* entry = cursor.next()) {
     Block* block = entry->block;
@@ -29,11 +34,30 @@ void EvictionPlan::walk() {
     candidates_.push_back(entry);
     candidate_bytes_ += block->size_bytes_;
     block->extent_->plan = plan_;
-    consider_windows_with(block->extent_);
-    if (good_enough()) return;
-    // Past this point every further window would leave more than the slack behind.
-    if (found() && candidate_bytes_ > slack_bytes_ + window_cost_) return;
+    if (enough(block->extent_)) return;
   }
+}
+
+void EvictionPlan::plan_one() {
+  walk([&](Extent* extent) {
+    consider_windows_with(extent);
+    if (!window_first_) return false;
+    if (window_cost_ <= nbytes_ + nbytes_ / 16) return true;
+    // Past this point every further window would leave more than the slack behind.
+    return candidate_bytes_ > slack_bytes_ + window_cost_;
+  });
+  found_ = window_first_ != nullptr;
+  if (found_) collect_window();
+}
+
+void EvictionPlan::plan_many(uint64_t count) {
+  uint64_t places = pool_.addresses_.num_fitting(nbytes_, count);
+  walk([&](Extent* extent) {
+    places += new_places_with(extent);
+    return places >= count;
+  });
+  found_ = places >= count;
+  if (found_) collect_runs();
 }
 
 void EvictionPlan::consider_windows_with(Extent* extent) {
@@ -57,7 +81,7 @@ void EvictionPlan::consider_windows_with(Extent* extent) {
       reached = reached || last == extent;
     }
     const bool within_slack = candidate_bytes_ - cost <= slack_bytes_;
-    if (!found() || (cost < window_cost_ && within_slack)) {
+    if (!window_first_ || (cost < window_cost_ && within_slack)) {
       window_first_ = first;
       window_last_ = last;
       window_cost_ = cost;
@@ -70,17 +94,46 @@ void EvictionPlan::consider_windows_with(Extent* extent) {
   }
 }
 
-void EvictionPlan::collect() {
-  for (Extent* e = window_first_;; e = e->next) {
-    if (!e->free) victims_.push_back(e->owner->entry_);
-    if (e == window_last_) break;
+// How many more extents the run around `extent` holds now that it is a candidate.
+uint64_t EvictionPlan::new_places_with(Extent* extent) const {
+  uint64_t before = 0, after = 0;
+  for (Extent* e = extent->prev; joins(e, plan_); e = e->prev) before += e->size;
+  for (Extent* e = extent->next; joins(e, plan_); e = e->next) after += e->size;
+  return (before + extent->size + after) / nbytes_ - before / nbytes_ - after / nbytes_;
+}
+
+void EvictionPlan::take_run(Extent* first, Extent* last) {
+  for (Extent* e = first;; e = e->next) {
+    if (!e->free) {
+      victims_.push_back(e->owner->entry_);
+      victim_bytes_ += e->size;
+      e->plan = 0;  // taken; see take_colder_along
+    }
+    if (e == last) return;
   }
-  uint64_t left_behind = window_seen_bytes_ - window_cost_;
-  if (left_behind <= slack_bytes_) return;
-  for (Extent* e = window_first_;; e = e->next) {
-    e->plan = 0;  // so that the loop below does not take the window's members twice
-    if (e == window_last_) break;
+}
+
+void EvictionPlan::collect_window() {
+  take_run(window_first_, window_last_);
+  take_colder_along(window_seen_bytes_);
+}
+
+// Every run that holds an extent goes as a whole: its members are all among the coldest.
+void EvictionPlan::collect_runs() {
+  for (Entry* entry : candidates_) {
+    Extent* first = entry->block->extent_;
+    if (first->plan != plan_) continue;
+    Extent* last = first;
+    uint64_t bytes = first->size;
+    for (; joins(first->prev, plan_); bytes += first->size) first = first->prev;
+    for (; joins(last->next, plan_); bytes += last->size) last = last->next;
+    if (bytes >= nbytes_) take_run(first, last);
   }
+  take_colder_along(candidate_bytes_);
+}
+
+void EvictionPlan::take_colder_along(uint64_t seen_bytes) {
+  uint64_t left_behind = seen_bytes - victim_bytes_;
   for (Entry* entry : candidates_) {
     if (left_behind <= slack_bytes_) return;
     if (entry->block->extent_->plan != plan_) continue;

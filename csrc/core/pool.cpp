@@ -17,23 +17,30 @@ Block::~Block() {
   });
 }
 
-Allocation Pool::allocate(uint64_t nbytes, EvictionOrder* order) {
+Allocation Pool::allocate(uint64_t nbytes, uint64_t count, EvictionOrder* order) {
   Allocation result;
   std::lock_guard<std::mutex> guard(mutex_);
   nbytes = addresses_.aligned(nbytes);
-  result.extent = addresses_.allocate(nbytes);
-  if (result.extent || !order) return result;
-  if (addresses_.free_bytes() + evictable_bytes() < nbytes) return result;
-  if (hopeless(nbytes)) return result;
-  EvictionPlan plan(*this, *order, nbytes);
-  if (!plan.found()) {
-    remember_hopeless(nbytes);
-    return result;
+  if (nbytes == 0 || count == 0 || nbytes > addresses_.capacity_bytes() / count) return result;
+  if (!fits_without_eviction(nbytes, count)) {
+    if (!order || addresses_.free_bytes() + evictable_bytes() < nbytes * count) return result;
+    if (hopeless(nbytes)) return result;
+    EvictionPlan plan(*this, *order, nbytes, count);
+    if (!plan.found()) {
+      if (count == 1) remember_hopeless(nbytes);
+      return result;
+    }
+    result.victims = plan.victims();
+    for (Entry* victim : result.victims) uncache_locked(*order, victim);
   }
-  result.victims = plan.victims();
-  for (Entry* victim : result.victims) uncache_locked(*order, victim);
-  result.extent = addresses_.allocate(nbytes);
+  // Each takes one end of a free range, so none splits the room of the others.
+  while (result.extents.size() < count) result.extents.push_back(addresses_.allocate(nbytes));
   return result;
+}
+
+bool Pool::fits_without_eviction(uint64_t nbytes, uint64_t count) const {
+  return count == 1 ? addresses_.largest_free_bytes() >= nbytes
+                    : addresses_.num_fitting(nbytes, count) >= count;
 }
 
 void Pool::adopt(Block& block, Extent* extent, uint64_t nbytes) {
@@ -63,7 +70,8 @@ void Pool::ref_up(Block& block) {
 
 bool Pool::ref_down(Block& block) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (block.refs_ <= 0) {
+  // A reader cannot drop the reference of the cache that lists the block.
+  if (block.refs_ <= (block.entry_ ? 1 : 0)) {
     ++num_underflow_;
     return false;
   }
@@ -209,27 +217,13 @@ uint64_t Pool::next_batch(EvictionOrder& order) {
 bool Pool::would_fit(uint64_t nbytes, EvictionOrder& order) {
   std::lock_guard<std::mutex> guard(mutex_);
   nbytes = addresses_.aligned(nbytes);
+  if (nbytes == 0) return false;
   if (addresses_.largest_free_bytes() >= nbytes) return true;
   if (addresses_.free_bytes() + evictable_bytes() < nbytes) return false;
   if (hopeless(nbytes)) return false;
-  if (EvictionPlan(*this, order, nbytes).found()) return true;
+  if (EvictionPlan(*this, order, nbytes, 1).found()) return true;
   remember_hopeless(nbytes);
   return false;
-}
-
-bool Pool::could_hold(uint64_t nbytes, uint64_t count, const EvictionOrder* order) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  nbytes = addresses_.aligned(nbytes);
-  uint64_t found = 0, run = 0;
-  for (Extent* e = addresses_.first(); e && found < count; e = e->next) {
-    const Block* owner = e->owner;
-    const bool can_go = e->free || (order && owner && owner->entry_ &&
-                                    owner->entry_->order == order && !owner->held());
-    run = can_go ? run + e->size : 0;
-    found += run / nbytes;
-    run %= nbytes;
-  }
-  return found >= count;
 }
 
 std::vector<Entry*> Pool::first_victims(EvictionOrder& order, size_t count) {

@@ -62,8 +62,8 @@ struct PoolGauges {
 };
 
 struct Allocation {
-  Extent* extent = nullptr;
-  std::vector<Entry*> victims;  // already out of the order; their blocks are freed
+  std::vector<Extent*> extents;  // as many as asked for, or none
+  std::vector<Entry*> victims;   // already out of the order; their blocks are freed
 };
 
 // Guarded by `mutex_`, a leaf lock under which no other lock is taken and no foreign code runs:
@@ -75,9 +75,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
       : addresses_(capacity_bytes, align_bytes), slack_divisor_(slack_divisor) {}
 
   // --- blocks -------------------------------------------------------------------------------
-  // Takes free bytes, else makes room by evicting from `order` (null: no eviction). All or nothing:
-  // when no extent is given, nothing was evicted.
-  Allocation allocate(uint64_t nbytes, EvictionOrder* order);
+  // Takes `count` extents from free bytes, else makes room by evicting from `order` (null: no
+  // eviction). All or nothing: when no extent is given, nothing was evicted.
+  Allocation allocate(uint64_t nbytes, uint64_t count, EvictionOrder* order);
   void adopt(Block& block, Extent* extent, uint64_t nbytes);  // gives the extent to its block
   void abandon(Extent* extent);                               // an extent that found no block
   void ref_up(Block& block);
@@ -102,8 +102,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool use(EvictionOrder& order, Entry* entry, Use kind, uint64_t batch);
   uint64_t next_batch(EvictionOrder& order);
   bool would_fit(uint64_t nbytes, EvictionOrder& order);
-  // Whether `count` extents of `nbytes` could become free around what is held.
-  bool could_hold(uint64_t nbytes, uint64_t count, const EvictionOrder* order);
   std::vector<Entry*> first_victims(EvictionOrder& order, size_t count);
   std::vector<Entry*> evictable(EvictionOrder& order);
 
@@ -133,6 +131,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   bool has_addresses() const { return addresses_.capacity_bytes() > 0; }
   uint64_t evictable_bytes() const { return cached_bytes_ - held_bytes_; }
+  bool fits_without_eviction(uint64_t nbytes, uint64_t count) const;
   bool release_locked(Block& block, bool was_held);
   void free_locked(Block& block);
   void uncache_locked(EvictionOrder& order, Entry* entry);
@@ -153,7 +152,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   uint64_t version_ = 0;
   uint64_t num_waiting_ = 0;
   uint64_t plan_ = 0;
-  // A request of at least this size is known to find no room until `version_` moves.
+  // A request of at least this many bytes in all is known to find no room until `version_` moves.
   uint64_t hopeless_bytes_ = UINT64_MAX;
   uint64_t hopeless_version_ = 0;
 };

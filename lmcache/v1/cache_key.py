@@ -162,16 +162,11 @@ class CacheEngineKey(_Key):
         context = _context(model_name, world_size, worker_id, dtype, request_configs)
         super().__init__(context, _canonical_hash(chunk_hash), -1, request_configs or None)
 
-    def with_new_worker_id(self, worker_id: int) -> "CacheEngineKey":
+    def with_new_worker_id(self, new_worker_id: int) -> "CacheEngineKey":
         """Return the same key for another rank."""
-        return CacheEngineKey(
-            self.model_name,
-            self.world_size,
-            worker_id,
-            self.chunk_hash,
-            self.dtype,
-            self._request_configs,
-        )
+        arguments = list(self._constructor_arguments())
+        arguments[2] = new_worker_id
+        return type(self)(*arguments)
 
     def split_layers(self, num_layers: int) -> list["LayerCacheEngineKey"]:
         """Return one key per layer, layer 0 first."""
@@ -193,34 +188,34 @@ class CacheEngineKey(_Key):
         )
 
     @staticmethod
-    def from_string(text: str) -> "CacheEngineKey":
+    def from_string(s: str) -> "CacheEngineKey":
         """Parse `to_string`'s form; ValueError when it is none, or has a layer."""
-        arguments, layer_id = _parse(text)
+        arguments, layer_id = _parse(s)
         if layer_id is not None:
-            raise ValueError(f"{text!r} is the key of a layer; use LayerCacheEngineKey.from_string")
+            raise ValueError(f"{s!r} is the key of a layer; use LayerCacheEngineKey.from_string")
         return CacheEngineKey(*arguments)
 
     @staticmethod
-    def from_dict(fields: Mapping[str, Any]) -> "CacheEngineKey":
+    def from_dict(d: Mapping[str, Any]) -> "CacheEngineKey":
         """Rebuild a key from `to_dict`'s form; values of request configs come back as strings."""
         configs = {}
-        for entry in fields.get("request_configs") or ():
+        for entry in d.get("request_configs") or ():
             name, _, value = entry.partition("%")
             configs[name] = value
         try:
             return CacheEngineKey(
-                fields["model_name"],
-                fields["world_size"],
-                fields["worker_id"],
-                fields["chunk_hash"],
-                NAME_TO_DTYPE[fields["dtype"]],
+                d["model_name"],
+                d["world_size"],
+                d["worker_id"],
+                d["chunk_hash"],
+                NAME_TO_DTYPE[d["dtype"]],
                 configs,
             )
         except KeyError as error:
-            raise ValueError(f"not the dictionary of a cache key: {error} in {fields!r}") from None
+            raise ValueError(f"not the dictionary of a cache key: {error} in {d!r}") from None
 
 
-class LayerCacheEngineKey(_Key):
+class LayerCacheEngineKey(CacheEngineKey):
     """Key of one layer of a chunk: `CacheEngineKey`'s fields and a layer index from 0."""
 
     __slots__ = ()
@@ -239,7 +234,9 @@ class LayerCacheEngineKey(_Key):
         if layer_id < 0:
             raise ValueError(f"layer_id must not be negative, not {layer_id}")
         context = _context(model_name, world_size, worker_id, dtype, request_configs)
-        super().__init__(context, _canonical_hash(chunk_hash), layer_id, request_configs or None)
+        KeyCore.__init__(
+            self, context, _canonical_hash(chunk_hash), layer_id, request_configs or None
+        )
 
     @property
     def layer_id(self) -> int:
@@ -255,11 +252,11 @@ class LayerCacheEngineKey(_Key):
         return f"{self._fields_text()}@{self.layer_id}{self._tags_text()}"
 
     @staticmethod
-    def from_string(text: str) -> "LayerCacheEngineKey":
+    def from_string(s: str) -> "LayerCacheEngineKey":
         """Parse `to_string`'s form; ValueError when it is none, or has no layer."""
-        arguments, layer_id = _parse(text)
+        arguments, layer_id = _parse(s)
         if layer_id is None:
-            raise ValueError(f"{text!r} names no layer; use CacheEngineKey.from_string")
+            raise ValueError(f"{s!r} names no layer; use CacheEngineKey.from_string")
         return LayerCacheEngineKey(*arguments, layer_id)
 
 

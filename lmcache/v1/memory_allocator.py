@@ -139,11 +139,8 @@ class PoolMemoryAllocator(MemoryAllocatorInterface):
         allocator_type: str | None = None,
     ) -> TensorMemoryObj | None:
         """Return an object from free bytes, or None; ValueError for an empty shape."""
-        spec = self.spec_for(shapes, dtypes, fmt)
-        made: TensorMemoryObj | None = self.pool.allocate(
-            self.object_class, spec, spec.size_bytes, self.owner
-        )
-        return made
+        made = self.take_free(self.spec_for(shapes, dtypes, fmt), 1)
+        return None if made is None else made[0]
 
     def batched_allocate(
         self,
@@ -154,13 +151,16 @@ class PoolMemoryAllocator(MemoryAllocatorInterface):
         allocator_type: str | None = None,
     ) -> list[MemoryObj] | None:
         """Return `batch_size` objects from free bytes, or None and take nothing."""
-        made: list[MemoryObj] = []
-        for _ in range(batch_size):
-            memory_obj = self.allocate(shapes, dtypes, fmt)
-            if memory_obj is None:
-                self.batched_free(made)
-                return None
-            made.append(memory_obj)
+        made = self.take_free(self.spec_for(shapes, dtypes, fmt), batch_size)
+        return None if made is None else list(made)
+
+    def take_free(self, spec: MemorySpec, count: int) -> list[TensorMemoryObj] | None:
+        """Return `count` objects from free bytes, or None and take nothing."""
+        if count == 0:
+            return []
+        made: list[TensorMemoryObj] | None = self.pool.allocate(
+            self.object_class, spec, spec.size_bytes, count, self.owner
+        )
         return made
 
     def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:

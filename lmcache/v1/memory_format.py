@@ -16,6 +16,8 @@ class MemoryFormat(enum.Enum):
     EC_TD = 7  # [T, D]
     HS_TD = 8  # [T, D]
 
+    __hash__ = object.__hash__  # members are single; Enum's own hash costs a Python call
+
     def token_dim(self) -> int:
         """Return the axis that 0.5.6 calls the token axis.
 

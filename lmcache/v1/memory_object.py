@@ -246,20 +246,20 @@ class MemoryObj(Block):
         axis = self.get_memory_format().token_axis
         return shape[axis] if axis < len(shape) else shape[-1] if shape else 0
 
-    def set_used_size(self, nbytes: int) -> None:
-        """Declare that only the first `nbytes` bytes are used: a flat uint8 object from now on.
+    def set_used_size(self, n: int) -> None:
+        """Declare that only the first `n` bytes are used: a flat uint8 object from now on.
 
         Raises:
-            ValueError: `nbytes` is negative or more than the physical size.
+            ValueError: `n` is negative or more than the physical size.
         """
-        if not 0 <= nbytes <= self._size_bytes:
-            raise ValueError(f"used size {nbytes} must be between 0 and {self._size_bytes}")
+        if not 0 <= n <= self._size_bytes:
+            raise ValueError(f"used size {n} must be between 0 and {self._size_bytes}")
         metadata = self.metadata
-        metadata.shape = torch.Size([nbytes])
+        metadata.shape = torch.Size([n])
         metadata.dtype = torch.uint8
         metadata.shapes = [metadata.shape]
         metadata.dtypes = [torch.uint8]
-        self._logical_bytes = nbytes
+        self._logical_bytes = n
 
     def pool(self) -> Pool:
         """Return the pool that guards the object's counts."""
@@ -389,6 +389,12 @@ class BytesBufferMemoryObj(MemoryObj):
     def get_ref_count(self) -> int:
         """Return 1."""
         return 1
+
+    @property
+    def raw_data(self) -> bytes | bytearray:
+        """The bytes themselves, as given."""
+        raw: bytes | bytearray = self._raw
+        return raw
 
     @property
     def byte_array(self) -> memoryview:

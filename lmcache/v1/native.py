@@ -11,6 +11,7 @@ try:
         KeyCore,
         Ledger,
         Pool,
+        check_pairs,
         copy_batch,
         make_keys,
     )
@@ -31,6 +32,7 @@ __all__ = [
     "KeyCore",
     "Ledger",
     "Pool",
+    "check_pairs",
     "copy_batch",
     "make_keys",
 ]

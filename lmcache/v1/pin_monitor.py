@@ -46,6 +46,10 @@ class PinMonitor:
             )
             self._thread.start()
 
+    def start_monitoring(self) -> None:
+        """As `wake`, under the name of 0.5.6."""
+        self.wake()
+
     def check_now(self) -> int:
         """Expire what is due in every table; returns how many pins were released."""
         return sum(table.expire() for table in self._watched())

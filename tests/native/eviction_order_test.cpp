@@ -63,8 +63,8 @@ void run(PolicyKind kind, uint64_t seed) {
       const bool cold = numbers.below(3) == 0;
       order.insert(entry, cold);
       const bool is_cold = cold && recency;
-      model.items.push_back({entry, uint64_t(counts && !is_cold),
-                             is_cold ? --model.cold : ++model.young, false});
+      model.items.push_back(
+          {entry, uint64_t(counts && !is_cold), is_cold ? --model.cold : ++model.young, false});
     } else if (!model.items.empty()) {
       Entry* entry = model.items[numbers.below(model.items.size())].entry;
       Model::Item& item = model.at(entry);

@@ -29,8 +29,8 @@ class Cache {
 
   // Returns the entries evicted, or nothing and `stored` false.
   std::vector<Entry*> put(uint64_t nbytes, bool& stored) {
-    Allocation made = pool_->allocate(nbytes, &order_);
-    stored = made.extent != nullptr;
+    Allocation made = pool_->allocate(nbytes, 1, &order_);
+    stored = !made.extents.empty();
     for (Entry* victim : made.victims) {
       evicted_bytes_ += sizes_[victim];
       gone_.push_back(std::move(cached_[victim]));
@@ -39,7 +39,7 @@ class Cache {
     if (!stored) return made.victims;
     auto cached = std::make_unique<Cached>();
     cached->block = std::make_unique<Block>(pool_);
-    pool_->adopt(*cached->block, made.extent, nbytes);
+    pool_->adopt(*cached->block, made.extents[0], nbytes);
     Entry* entry = &cached->entry;
     pool_->cache(order_, entry, *cached->block, false);
     pool_->ref_down(*cached->block);
@@ -144,7 +144,8 @@ void mixed_sizes() {
   }
   std::sort(ratios.begin(), ratios.end());
   const double p99 = ratios[ratios.size() * 99 / 100];
-  std::printf("mixed sizes: mean fill %.4f, p99 bytes evicted per byte %.2f\n", fill / samples, p99);
+  std::printf("mixed sizes: mean fill %.4f, p99 bytes evicted per byte %.2f\n", fill / samples,
+              p99);
   CHECK(fill / samples >= 0.98);
   CHECK(p99 <= 1.5);
 }

@@ -20,9 +20,9 @@ void counts_add_up() {
   auto pool = std::make_shared<Pool>(64 * kAlign, kAlign);
   std::vector<std::unique_ptr<Block>> shared;
   for (int i = 0; i < 16; ++i) {
-    Allocation made = pool->allocate(kAlign, nullptr);
+    Allocation made = pool->allocate(kAlign, 1, nullptr);
     shared.push_back(std::make_unique<Block>(pool));
-    pool->adopt(*shared.back(), made.extent, kAlign);
+    pool->adopt(*shared.back(), made.extents[0], kAlign);
   }
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
@@ -32,10 +32,10 @@ void counts_add_up() {
         Block& block = *shared[numbers.below(shared.size())];
         pool->ref_up(block);
         pool->pin(block);
-        Allocation made = pool->allocate(kAlign * (1 + numbers.below(4)), nullptr);
-        if (made.extent) {
+        Allocation made = pool->allocate(kAlign * (1 + numbers.below(4)), 1, nullptr);
+        if (!made.extents.empty()) {
           Block own(pool);
-          pool->adopt(own, made.extent, kAlign);
+          pool->adopt(own, made.extents[0], kAlign);
           CHECK(pool->ref_down(own));
         }
         pool->unpin(block);
@@ -55,14 +55,14 @@ void a_release_wakes_a_waiting_allocation() {
   auto pool = std::make_shared<Pool>(kAlign, kAlign);
   for (int round = 0; round < 200; ++round) {
     Block held(pool);
-    pool->adopt(held, pool->allocate(kAlign, nullptr).extent, kAlign);
+    pool->adopt(held, pool->allocate(kAlign, 1, nullptr).extents[0], kAlign);
     std::atomic<bool> got{false};
     std::thread waiter([&] {
       while (true) {
         const uint64_t version = pool->version();
-        Allocation made = pool->allocate(kAlign, nullptr);
-        if (made.extent) {
-          pool->abandon(made.extent);
+        Allocation made = pool->allocate(kAlign, 1, nullptr);
+        if (!made.extents.empty()) {
+          pool->abandon(made.extents[0]);
           got = true;
           return;
         }

@@ -138,6 +138,7 @@ class StorageBackendInterface(abc.ABC):
         keys: Sequence[CacheEngineKey],
         objs: list[MemoryObj],
         transfer_spec: Any = None,
+        on_complete_callback: PutCallback | None = None,
     ) -> None:
         """Store objects from the event loop."""
         raise NotImplementedError

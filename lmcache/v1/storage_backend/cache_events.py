@@ -173,7 +173,7 @@ class Subscription:
                 return  # closed, and everything was delivered
             try:
                 callback(events)
-            except Exception:  # a subscriber's fault is its own: count it, tell it, go on
+            except BaseException:  # its own fault, sys.exit() included: only close ends a stream
                 self._note_callback_error()
 
     def _note_callback_error(self) -> None:

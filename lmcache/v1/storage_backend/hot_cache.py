@@ -89,8 +89,8 @@ class HotCache:
                                                                     another size or dtype
         held          resident, with a pin or a reader's reference  as resident, but not take_room
 
-    `lock` makes sequences of calls atomic and is taken before the ledger's lock; single native calls
-    are atomic without it. It guards the index together with the ledger page.
+    `lock` makes sequences of calls atomic; single native calls are atomic without it. It guards the
+    index together with its page of the ledger.
 
     Args:
         pool: Home of the objects that can be listed.
@@ -126,23 +126,16 @@ class HotCache:
             ValueError: An object of another pool, released, or listed under another key; the pairs
                 before it are listed.
         """
-        pairs = list(zip(keys, memory_objs, strict=True))
-        if not is_cold:
-            pairs.reverse()
         with self.lock:
-            for key, memory_obj in pairs:
-                if not self.index.insert(key, memory_obj, is_cold):
-                    self._put_resident_locked(key, memory_obj, is_cold)
+            for position in self.index.put(keys, memory_objs, is_cold):
+                self.index.replace(keys[position], memory_objs[position], is_cold)
 
-    def _put_resident_locked(
-        self, key: CacheEngineKey, memory_obj: MemoryObj, is_cold: bool
-    ) -> None:
-        resident: MemoryObj = self.index.peek(key)
-        if _same_contents_shape(resident, memory_obj):
-            if not is_cold:
-                self.policy.move((key,), Motion.USE)
-        else:
-            self.index.replace(key, memory_obj, is_cold)
+    def positions_to_copy(
+        self, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj]
+    ) -> list[int]:
+        """Return which objects `put` cannot list: foreign, listed already, or given twice."""
+        positions: list[int] = self.index.positions_to_copy(keys, memory_objs)
+        return positions
 
     # --- reading ---------------------------------------------------------------------------------
     def get(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -166,11 +159,13 @@ class HotCache:
         return memory_obj
 
     # --- removing --------------------------------------------------------------------------------
-    def take_room(self, spec: MemorySpec, parent: object) -> TensorMemoryObj | None:
-        """Return a new object, evicting as little as needed; None evicts nothing."""
+    def take_room(
+        self, spec: MemorySpec, count: int, parent: object
+    ) -> list[TensorMemoryObj] | None:
+        """Return `count` new objects, evicting as little as needed; None evicts nothing."""
         with self.lock:
-            made: TensorMemoryObj | None = self.index.allocate(
-                TensorMemoryObj, spec, spec.size_bytes, parent
+            made: list[TensorMemoryObj] | None = self.index.allocate(
+                TensorMemoryObj, spec, spec.size_bytes, count, parent
             )
         return made
 
@@ -219,7 +214,3 @@ class HotCache:
             faults: list[str] = self.index.check_integrity()
         if faults:
             raise AssertionError("; ".join(faults))
-
-
-def _same_contents_shape(a: MemoryObj, b: MemoryObj) -> bool:
-    return a.get_size() == b.get_size() and a.get_dtypes() == b.get_dtypes()

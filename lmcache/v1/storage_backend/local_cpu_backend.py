@@ -118,14 +118,14 @@ class LocalCPUBackend(AllocatorBackendInterface):
                 "LMCACHE_MAX_LOCAL_CPU_SIZE to a positive number of GiB"
             )
         local_world_size = 1 if metadata is None else metadata.local_world_size
-        check_pool_fits(size_gib, local_world_size)
+        check_pool_fits(size_gib, local_world_size, config.reserve_local_cpu_size)
         align_bytes = config.get_extra_config_value(_ALIGN_SETTING, None)
         if align_bytes is not None and (align_bytes <= 0 or align_bytes & (align_bytes - 1)):
             raise ConfigError(
                 f"extra_config {_ALIGN_SETTING}={align_bytes} must be a power of two of bytes"
             )
         logger.info(
-            "CPU pool: %.2f GiB, pageable until a device backend pins it, policy %s",
+            "CPU pool: %.4g GiB, pageable until a device backend pins it, policy %s",
             size_gib,
             config.cache_policy,
         )
@@ -265,44 +265,49 @@ class LocalCPUBackend(AllocatorBackendInterface):
         """
         if not self.use_hot:
             return
-        own_keys: list[CacheEngineKey] = []
-        own_objs: list[MemoryObj] = []
+        to_copy = self.hot.positions_to_copy(keys, objs)
         copies: list[MemoryObj] = []
-        for key, obj in zip(keys, objs, strict=True):
-            own = self._own_copy(key, obj, placement)
-            if own is None:
-                continue
-            if own is not obj:
-                copies.append(own)
-            own_keys.append(key)
-            own_objs.append(own)
+        if to_copy:
+            keys, objs, copies = self._with_own_copies(keys, objs, frozenset(to_copy), placement)
         try:
-            self.hot.put(own_keys, own_objs, placement.is_cold)
+            self.hot.put(keys, objs, placement.is_cold)
         finally:
             for copy in copies:
                 copy.ref_count_down()
         if on_complete_callback is not None:
-            for key in own_keys:
+            for key in keys:
                 _call_back(on_complete_callback, key)
 
-    def _own_copy(
-        self, key: CacheEngineKey, obj: MemoryObj, placement: Placement
-    ) -> MemoryObj | None:
+    def _with_own_copies(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: Sequence[MemoryObj],
+        to_copy: frozenset[int],
+        placement: Placement,
+    ) -> tuple[list[CacheEngineKey], list[MemoryObj], list[MemoryObj]]:
+        """Return keys and objects with copies in our memory at `to_copy`, and the copies."""
+        own_keys: list[CacheEngineKey] = []
+        own_objs: list[MemoryObj] = []
+        copies: list[MemoryObj] = []
+        for position, (key, obj) in enumerate(zip(keys, objs, strict=True)):
+            if position in to_copy:
+                copy = self._copy_of(obj, placement)
+                if copy is None:
+                    continue
+                copies.append(copy)
+                obj = copy
+            own_keys.append(key)
+            own_objs.append(obj)
+        return own_keys, own_objs, copies
+
+    def _copy_of(self, obj: MemoryObj, placement: Placement) -> MemoryObj | None:
         is_buffer = isinstance(obj, BytesBufferMemoryObj)
-        is_own = obj.pool() is self.hot.pool and not is_buffer
-        if is_own and (not obj.is_cached() or self.hot_cache.get(key) is obj):
-            return obj
         fmt = MemoryFormat.BINARY if is_buffer else obj.get_memory_format()
-        own = self.allocate(
-            obj.get_shapes(),
-            obj.get_dtypes(),
-            fmt,
-            eviction=placement is not Placement.SPARE,
-            busy_loop=False,
-        )
-        if own is not None:
-            copy_memory_objs([own], [obj])
-        return own
+        may_evict = placement is not Placement.SPARE
+        copy = self.allocate(obj.get_shapes(), obj.get_dtypes(), fmt, may_evict, busy_loop=False)
+        if copy is not None:
+            copy_memory_objs([copy], [obj])
+        return copy
 
     # --- reading ---------------------------------------------------------------------------------
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -360,39 +365,66 @@ class LocalCPUBackend(AllocatorBackendInterface):
     ) -> MemoryObj | None:
         """Return an object with a reference for the caller, or None.
 
-        Nothing is evicted for an allocation that cannot succeed. With `eviction` and `busy_loop` the
-        call waits up to `blocking_timeout_secs` for a release, then gives up with one log line.
+        Nothing is evicted for an allocation that cannot succeed. With `eviction` and `busy_loop`
+        the call waits up to `blocking_timeout_secs` for a release, then gives up with one log line.
 
         Raises:
             ValueError: An empty shape, or one that no page holds.
         """
+        made = self.batched_allocate(shapes, dtypes, 1, fmt, eviction, busy_loop)
+        return None if made is None else made[0]
+
+    def batched_allocate(
+        self,
+        shapes: Shapes,
+        dtypes: Dtypes,
+        batch_size: int,
+        fmt: MemoryFormat | None = None,
+        eviction: bool = True,
+        busy_loop: bool = True,
+    ) -> list[MemoryObj] | None:
+        """Return `batch_size` objects, or None: then nothing was taken, and nothing evicted.
+
+        As `allocate`; the whole batch is waited for once.
+
+        Raises:
+            ValueError: As `allocate`, or a negative `batch_size`.
+        """
+        if batch_size < 0:
+            raise ValueError(f"batch_size must not be negative, not {batch_size}")
+        if batch_size == 0:
+            return []
         fmt = fmt or MemoryFormat.KV_2LTD
         pool_allocator = self.memory_allocator.pool_allocator
+        may_wait = eviction and busy_loop
         if pool_allocator is None or fmt is MemoryFormat.BINARY_BUFFER:
             return self._wait_for(
-                lambda: self._allocate_foreign(shapes, dtypes, fmt, eviction),
-                eviction and busy_loop,
+                lambda: self._allocate_foreign(shapes, dtypes, batch_size, fmt, eviction), may_wait
             )
         spec = pool_allocator.spec_for(shapes, dtypes, fmt)
         if not eviction:
-            return pool_allocator.allocate(shapes, dtypes, fmt)
-        made = self.hot.take_room(spec, pool_allocator.owner)
+            return _as_list(pool_allocator.take_free(spec, batch_size))
+        owner = pool_allocator.owner
+        made = self.hot.take_room(spec, batch_size, owner)
         if made is not None or not busy_loop:
-            return made
-        if spec.size_bytes > self.hot.pool.gauges()["capacity_bytes"]:
+            return _as_list(made)
+        if spec.size_bytes * batch_size > self.hot.pool.gauges()["capacity_bytes"]:
             logger.error(
-                "an object of %d bytes can never fit the CPU pool; raise "
+                "%d objects of %d bytes can never fit the CPU pool; raise "
                 "LMCACHE_MAX_LOCAL_CPU_SIZE",
+                batch_size,
                 spec.size_bytes,
             )
             return None
-        return self._wait_for(lambda: self.hot.take_room(spec, pool_allocator.owner), True)
+        return _as_list(
+            self._wait_for(lambda: self.hot.take_room(spec, batch_size, owner), may_wait)
+        )
 
     def _allocate_foreign(
-        self, shapes: Shapes, dtypes: Dtypes, fmt: MemoryFormat, eviction: bool
-    ) -> MemoryObj | None:
+        self, shapes: Shapes, dtypes: Dtypes, batch_size: int, fmt: MemoryFormat, eviction: bool
+    ) -> list[MemoryObj] | None:
         while True:
-            made = self.memory_allocator.allocate(shapes, dtypes, fmt)
+            made = self.memory_allocator.batched_allocate(shapes, dtypes, batch_size, fmt)
             if made is not None or not eviction or not self.hot.evict_next():
                 return made
 
@@ -409,57 +441,12 @@ class LocalCPUBackend(AllocatorBackendInterface):
                 break
         self.num_failed_allocations += 1
         logger.warning(
-            "no memory was released within blocking_timeout_secs=%s s: everything in the CPU pool is "
-            "pinned or in use (%s)",
+            "no memory was released within blocking_timeout_secs=%s s: everything in the CPU pool "
+            "is pinned or in use (%s)",
             self.wait_timeout_seconds,
             self.hot.index.gauges(),
         )
         return None
-
-    def batched_allocate(
-        self,
-        shapes: Shapes,
-        dtypes: Dtypes,
-        batch_size: int,
-        fmt: MemoryFormat | None = None,
-        eviction: bool = True,
-        busy_loop: bool = True,
-    ) -> list[MemoryObj] | None:
-        """Return `batch_size` objects, or None: then nothing was taken, and nothing evicted in vain."""
-        if batch_size < 0:
-            raise ValueError(f"batch_size must not be negative, not {batch_size}")
-        has_room = self._wait_for(
-            lambda: self._could_hold(shapes, dtypes, fmt, batch_size, eviction) or None,
-            eviction and busy_loop,
-        )
-        if not has_room:
-            return None
-        made: list[MemoryObj] = []
-        for _ in range(batch_size):
-            memory_obj = self.allocate(shapes, dtypes, fmt, eviction, busy_loop)
-            if memory_obj is None:
-                for taken in made:
-                    taken.ref_count_down()
-                return None
-            made.append(memory_obj)
-        return made
-
-    def _could_hold(
-        self,
-        shapes: Shapes,
-        dtypes: Dtypes,
-        fmt: MemoryFormat | None,
-        batch_size: int,
-        eviction: bool,
-    ) -> bool:
-        pool_allocator = self.memory_allocator.pool_allocator
-        takes_from_pool = fmt is not MemoryFormat.BINARY_BUFFER
-        if pool_allocator is None or not takes_from_pool or batch_size == 0:
-            return True
-        spec = pool_allocator.spec_for(shapes, dtypes, fmt or MemoryFormat.KV_2LTD)
-        where = self.hot.index if eviction else self.hot.pool
-        could: bool = where.could_hold(spec.size_bytes, batch_size)
-        return could
 
     def get_full_chunk_size_bytes(self) -> int:
         """Return the bytes of a full chunk; ConfigError without metadata."""
@@ -486,6 +473,10 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if self._hot is not None:
             self._hot.clear_all()
             self.memory_allocator.close()
+
+
+def _as_list(made: Sequence[MemoryObj] | None) -> list[MemoryObj] | None:
+    return None if made is None else list(made)
 
 
 def _call_back(callback: PutCallback, key: CacheEngineKey) -> None:

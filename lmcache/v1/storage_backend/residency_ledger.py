@@ -20,6 +20,7 @@ from lmcache.v1.storage_backend.cache_events import (
 # The native ledger counts both in this order.
 _KINDS = list(EventKind)
 _REASONS = list(RemovalReason)
+_SNAPSHOT_STEP_KEYS = 4096
 REASON_NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 
 
@@ -129,16 +130,12 @@ class ResidencyLedger:
         """
         if callback is not None and not callable(callback):
             raise TypeError(f"callback must be callable or None, not {callback!r}")
-        if not isinstance(capacity, int) or capacity <= 0:
-            raise ValueError(f"capacity must be a positive number of events, not {capacity!r}")
-        if isinstance(tiers, str):
-            raise TypeError(f"tiers must be a collection of names, not the string {tiers!r}")
-        wanted = set(_KINDS if kinds is None else kinds)
-        for kind in wanted:
-            if not isinstance(kind, EventKind):
-                raise TypeError(f"kinds must hold EventKind members, not {kind!r}")
-        kinds_mask = sum(1 << number for number, kind in enumerate(_KINDS) if kind in wanted)
-        names = None if tiers is None else list(tiers)
+        if not isinstance(capacity, int) or isinstance(capacity, bool):
+            raise TypeError(f"capacity must be a number of events, not {capacity!r}")
+        if capacity <= 0:
+            raise ValueError(f"capacity must be a positive number of events, not {capacity}")
+        kinds_mask = _mask_of(kinds)
+        names = _checked_names(tiers)
 
         def open_reader(wake: Callable[[], None]) -> EventReader:
             return self._native.subscribe(
@@ -154,13 +151,7 @@ class ResidencyLedger:
         seq, pages = self._native.snapshot()
         residents: dict[Key, frozenset[str]] = {}
         for name, keys in pages:
-            alone = frozenset((name,))
-            if not residents:
-                residents = dict.fromkeys(keys, alone)
-                continue
-            for key in keys:
-                held = residents.get(key)
-                residents[key] = alone if held is None else held | alone
+            _add_residents(residents, keys, frozenset((name,)))
         return Residents(self.incarnation, seq, residents)
 
     def close(self) -> None:
@@ -177,20 +168,60 @@ class ResidencyLedger:
         """Return the events lost so far and the largest lag in seconds over the subscriptions."""
         subscriptions = list(self._subscriptions)
         return (
-            sum(subscription.num_lost for subscription in subscriptions),
+            self._native.num_lost,
             max((subscription.lag_seconds for subscription in subscriptions), default=0.0),
         )
 
     def check_integrity(self, pages: Iterable[TierLedger]) -> None:
         """Raise AssertionError when a page holds a generation that could not have been given."""
         for page in pages:
-            for key in page.keys():
+            listed = page.keys()
+            for key in listed:
                 if not 0 < page.generation(key) <= self.seq:
                     raise AssertionError(f"{page.name} holds {key} since no event")
 
     def make_inert(self) -> None:
-        """In the child of a fork: subscriptions stay silent."""
+        """In the child of a fork: subscriptions stay silent, and numbers are not the parent's."""
+        self.incarnation = secrets.token_hex(8)
         self._native.make_inert()
+
+
+def _add_residents(
+    residents: dict[Key, frozenset[str]], keys: list[Key], tier: frozenset[str]
+) -> None:
+    if not residents:
+        # In pieces: one call would keep every other thread waiting until the last key.
+        for start in range(0, len(keys), _SNAPSHOT_STEP_KEYS):
+            piece = keys[start : start + _SNAPSHOT_STEP_KEYS]
+            residents.update(dict.fromkeys(piece, tier))
+        return
+    joined: dict[frozenset[str], frozenset[str]] = {}  # few sets, however many keys
+    for key in keys:
+        held = residents.get(key)
+        if held is None:
+            residents[key] = tier
+        else:
+            residents[key] = joined.get(held) or joined.setdefault(held, held | tier)
+
+
+def _mask_of(kinds: Collection[EventKind] | None) -> int:
+    wanted = set(_KINDS if kinds is None else kinds)
+    for kind in wanted:
+        if not isinstance(kind, EventKind):
+            raise TypeError(f"kinds must hold EventKind members, not {kind!r}")
+    return sum(1 << number for number, kind in enumerate(_KINDS) if kind in wanted)
+
+
+def _checked_names(tiers: Collection[str] | None) -> list[str] | None:
+    if tiers is None:
+        return None
+    if isinstance(tiers, str):
+        raise TypeError(f"tiers must be a collection of names, not the string {tiers!r}")
+    names = list(tiers)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"tiers must hold names of backends, not {name!r}")
+    return names
 
 
 _LEDGERS: weakref.WeakSet[ResidencyLedger] = weakref.WeakSet()

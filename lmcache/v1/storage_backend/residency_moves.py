@@ -116,7 +116,9 @@ class ResidencyMoves:
         except Exception:  # a tier's fault must not become the engine's: the keys count as present
             self._note_errors(0)
         answers = bytearray(len(keys))
-        for position in reversed(range(len(keys))):
+        positions = range(len(keys))
+        # Head last so that it ends youngest; a demotion ends with the tail, which leaves first.
+        for position in positions if motion is Motion.DEMOTE else reversed(positions):
             try:
                 answers[position] = _answers_of(tier, (keys[position],), motion)[0]
             except Exception:  # as above, for this key

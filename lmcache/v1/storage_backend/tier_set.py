@@ -5,7 +5,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lmcache.logging import init_logger
-from lmcache.v1.storage_backend.abstract_backend import StorageBackendInterface
+from lmcache.v1.storage_backend.abstract_backend import (
+    AllocatorBackendInterface,
+    StorageBackendInterface,
+)
 from lmcache.v1.storage_backend.residency_hint import ResidencyHint
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
 
@@ -18,12 +21,14 @@ class Tier:
 
     Attributes:
         page: Its page of the ledger when it reports residency, else None.
+        is_allocator: Whether it owns the memory that others use.
         hint: What this process stored or saw there; unused when it reports residency.
     """
 
     name: str
     backend: StorageBackendInterface
     page: TierLedger | None
+    is_allocator: bool
     hint: ResidencyHint = field(default_factory=ResidencyHint)
 
 
@@ -65,7 +70,7 @@ class TierSet:
         if known is not None and known.backend is backend:
             return known
         page = self.ledger.register_tier(name) if backend.reports_residency else None
-        made = Tier(name, backend, page)
+        made = Tier(name, backend, page, isinstance(backend, AllocatorBackendInterface))
         self._tiers[name] = made
         if page is not None:
             backend.attach_ledger(page)
@@ -73,6 +78,13 @@ class TierSet:
 
     def all(self) -> list[Tier]:
         """Return every tier, in search order."""
+        known = self._tiers
+        try:
+            found = [known[name] for name in self.backends]
+            if all(tier.backend is self.backends[tier.name] for tier in found):
+                return found
+        except (KeyError, RuntimeError):  # a new backend, or one added while we looked
+            pass
         return [self.tier(name) for name in list(self.backends)]
 
     def searched(self, among: Collection[str] | None = None) -> Iterator[Tier]:
@@ -106,8 +118,10 @@ class TierSet:
             raise ValueError(
                 f"there is no storage backend {location!r}; there are {', '.join(self.backends)}"
             )
-        names = list(self.backends) if location is None else [location]
-        return [self.tier(name) for name in names if name not in self._bypassed]
+        tiers = self.all() if location is None else [self.tier(location)]
+        if not self._bypassed:
+            return tiers
+        return [tier for tier in tiers if tier.name not in self._bypassed]
 
     def set_bypass(self, name: str, is_bypassed: bool) -> None:
         """Skip a tier, or search it again; ValueError when there is none of that name."""

@@ -6,8 +6,8 @@ from typing import Any
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.native import check_pairs
 from lmcache.v1.pin_table import PinOwner
-from lmcache.v1.storage_backend.abstract_backend import AllocatorBackendInterface
 from lmcache.v1.storage_backend.object_transfer import allocate_and_copy_objects
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.tier_set import Tier, TierSet
@@ -41,16 +41,9 @@ class TierWalk:
         placement: Placement,
     ) -> None:
         """Store objects; see `StorageManager.batched_put`. References stay the caller's."""
-        if len(keys) != len(memory_objs):
-            raise ValueError(f"{len(keys)} keys do not go with {len(memory_objs)} memory objects")
+        check_pairs(keys, memory_objs)
         if not isinstance(placement, Placement):
             raise TypeError(f"placement must be a Placement, not {placement!r}")
-        for position, key in enumerate(keys):
-            if not isinstance(key, CacheEngineKey):
-                raise TypeError(f"keys[{position}] is a {type(key).__name__}, not a CacheEngineKey")
-        for position, memory_obj in enumerate(memory_objs):
-            if not isinstance(memory_obj, MemoryObj) or not memory_obj.is_valid():
-                raise ValueError(f"memory_objs[{position}] is no memory object, or was released")
         for tier in self._tiers.targets(location):
             if tier.backend.takes_placement:
                 self._put_to(tier, keys, memory_objs, transfer_spec, placement)
@@ -65,7 +58,7 @@ class TierWalk:
         transfer_spec: Any,
         placement: Placement | None,
     ) -> None:
-        if isinstance(tier.backend, AllocatorBackendInterface):
+        if tier.is_allocator:
             self._submit(tier, keys, memory_objs, transfer_spec, placement)
             return
         try:

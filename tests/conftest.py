@@ -1,0 +1,59 @@
+"""One fixture per concept."""
+
+import builders
+import pytest
+import torch
+
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+# Tests fill small chunks; torch's own threads would only wait for each other on a busy host.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def metadata():
+    """One worker whose chunks take 16 KiB."""
+    return builders.make_metadata()
+
+
+@pytest.fixture
+def make_config():
+    """`make_config(num_chunks=8, **settings)`."""
+    return builders.make_config
+
+
+@pytest.fixture
+def keys():
+    """`keys(count, first=1)`: keys with the chunk hashes first, first + 1, ..."""
+    return builders.keys
+
+
+@pytest.fixture
+def put():
+    """`put(sm, key, nbytes=..., placement=...)`: store one chunk filled with its hash."""
+    return builders.put
+
+
+@pytest.fixture
+def make_manager(metadata):
+    """`make_manager(policy, num_chunks, tiers={name: class}, **settings)`; checked and closed."""
+    made = []
+
+    def make(policy="LRU", num_chunks=8, tiers=None, **settings):
+        config = builders.make_config(num_chunks, cache_policy=policy, **settings)
+        sm = StorageManager(config, metadata)
+        for name, tier_class in (tiers or {}).items():
+            sm.storage_backends[name] = tier_class(local_cpu_backend=sm.local_cpu_backend)
+        made.append(sm)
+        return sm
+
+    yield make
+    for sm in made:
+        sm.check_integrity()
+        sm.close()
+
+
+@pytest.fixture
+def manager(make_manager):
+    """An LRU manager with a pool of eight chunks."""
+    return make_manager()

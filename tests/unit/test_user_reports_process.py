@@ -1,0 +1,146 @@
+"""Reported faults of start and end: exit, sizing, imports, the pool's first touch of memory.
+
+Each docstring begins with the id of the report.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from builders import CHUNK_BYTES, make_config, make_metadata
+
+from lmcache.v1.errors import HostMemoryError
+from lmcache.v1.host_limits import HostLimit, check_pool_fits
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+
+NEVER_CLOSED = """
+import sys
+sys.path.insert(0, "tests")
+from builders import keys, make_config, make_metadata, put_all
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+sm = StorageManager(make_config(), make_metadata())
+events = sm.subscribe(lambda batch: None)
+put_all(sm, keys(20))
+sm.contains(keys(1, first=20)[0], pin=True)
+print("end of main", flush=True)
+"""
+CLOSED_TWICE = NEVER_CLOSED + "sm.close()\nsm.close()\nprint('closed', flush=True)\n"
+NO_NETWORK = """
+import socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("a socket was opened")
+sys.path.insert(0, "tests")
+import torch
+socket.socket = socket.create_connection = socket.getaddrinfo = refuse
+import lmcache
+from builders import keys, make_config, make_metadata, put_all
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.storage_manager import StorageManager
+from collections import OrderedDict
+sm = StorageManager.__new__(StorageManager)  # its __init__ opens an event loop
+backend = LocalCPUBackend(make_config(), make_metadata())
+sm.storage_backends = OrderedDict(LocalCPUBackend=backend)
+sm.local_cpu_backend = sm.allocator_backend = backend
+put_all(sm, keys(2))
+assert sm.touch(keys(3)).refreshed == 2
+for module in ("numba", "numpy", "cupy", "triton", "requests", "aiohttp", "transformers"):
+    assert module not in sys.modules, module
+assert not torch.cuda.is_initialized()
+print("touched")
+"""
+NO_NATIVE_CORE = """
+import sys
+sys.modules["lmcache._native"] = None
+import lmcache
+try:
+    import lmcache.v1.storage_backend
+except ImportError as error:
+    print(error)
+"""
+
+
+def run_python(program, timeout_seconds=60):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "last_words"), [(NEVER_CLOSED, "end of main"), (CLOSED_TWICE, "closed")]
+)
+def test_a_process_ends_whether_or_not_its_manager_was_closed(program, last_words):
+    """H28: threads that were no daemons kept the process alive."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    printed = [started.stdout.readline().strip()]
+    while printed[-1] not in (last_words, ""):
+        printed.append(started.stdout.readline().strip())
+    try:
+        _, errors = started.communicate(timeout=5)
+    finally:
+        started.kill()
+
+    assert printed[-1] == last_words, errors
+    assert started.returncode == 0, errors
+
+
+def test_pools_that_the_host_cannot_hold_together_are_refused_with_both_sizes():
+    """H29: "50 GB" became 50 GB times the ranks, and the process was killed without a word."""
+    host = HostLimit(64 * 2**30, "a test host")
+
+    with pytest.raises(HostMemoryError) as refused:
+        check_pool_fits(10, local_world_size=8, read_limit=lambda: host)
+
+    for part in ("10 GiB per rank x 8 ranks", "80 GiB", "64.0 GiB", "below 8.0 GiB"):
+        assert part in str(refused.value)
+    check_pool_fits(8, local_world_size=8, read_limit=lambda: host)
+
+
+def test_a_backend_whose_pools_exceed_the_host_is_not_built():
+    """H29: the check is made where the pool is made."""
+    with pytest.raises(HostMemoryError, match="x 1000000 ranks"):
+        StorageManager(make_config(max_local_cpu_size=1), make_metadata(local_world_size=1_000_000))
+
+
+def test_touch_needs_no_network_no_device_and_no_optional_package():
+    """H31: the import died on machines without the exact GPU stack."""
+    done = run_python(NO_NETWORK)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "touched"
+
+
+def test_a_missing_native_core_is_named_with_the_remedy():
+    """H31: the real reason was swallowed."""
+    done = run_python(NO_NATIVE_CORE)
+
+    assert done.returncode == 0, done.stderr
+    assert "lmcache._native" in done.stdout
+    assert "pip install" in done.stdout
+
+
+def test_a_large_pool_is_made_without_touching_its_pages_or_a_device(make_manager):
+    """H32: start-up pinned the whole pool at once, and grabbed a device for it."""
+    before_kib = _resident_kib()
+
+    sm = make_manager(num_chunks=2**30 // CHUNK_BYTES)
+
+    assert _resident_kib() - before_kib < 2**18  # a quarter of the pool's 1 GiB
+    assert not sm.local_cpu_backend.memory_allocator.pinned.is_pinned
+    assert not torch.cuda.is_initialized()
+
+
+def _resident_kib():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
