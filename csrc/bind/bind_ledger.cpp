@@ -165,6 +165,12 @@ void bind_ledger(nb::module_& m) {
             self.replaced(page, key.ptr(), old_copy, copy);
           },
           nb::arg("page"), nb::arg("key"), nb::arg("old_copy"), nb::arg("copy"))
+      .def(
+          "end_page",
+          [](Ledger& self, size_t page, uint8_t reason) {
+            self.end_page(page, static_cast<Removal>(reason));
+          },
+          nb::arg("page"), nb::arg("reason"))
       .def("forget_page", &Ledger::forget_page, nb::arg("page"))
       .def(
           "generation",

@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kMaxPages = 63;
 
 uint64_t size_of(nb::handle copy) {
+  if (copy.is_none()) return 0;  // its tier is gone
   if (nb::isinstance<PyBlock>(copy)) return nb::inst_ptr<PyBlock>(copy)->logical_bytes;
   return nb::cast<uint64_t>(copy.attr("get_size")());
 }
@@ -133,6 +134,12 @@ void Ledger::put_generation(size_t page, PyObject* key) {
   } else {
     at.value() = seq_;
   }
+}
+
+void Ledger::end_page(size_t page, Removal reason) {
+  std::vector<nb::object> keys;
+  for (auto& [key, generation] : pages_.at(page)->generations) keys.push_back(nb::borrow(key));
+  for (nb::object& key : keys) removed(page, key.ptr(), nb::none(), reason);
 }
 
 void Ledger::forget_page(size_t page) {

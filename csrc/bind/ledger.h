@@ -66,6 +66,8 @@ class Ledger {
   void stored(size_t page, PyObject* key, nb::handle copy);
   bool removed(size_t page, PyObject* key, nb::handle copy, Removal reason);
   void replaced(size_t page, PyObject* key, nb::handle old_copy, nb::handle new_copy);
+  // Ends the residency of everything a page lists: its tier is closed and cannot report any more.
+  void end_page(size_t page, Removal reason);
   void forget_page(size_t page);  // drops every key without an event: its tier reports anew
 
   uint64_t seq() const { return seq_; }

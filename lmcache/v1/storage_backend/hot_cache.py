@@ -104,6 +104,7 @@ class HotCache:
         self.policy = HotCachePolicy(self.index, policy_name)
         self.view = HotCacheView(self.index)
         self.lock = threading.Lock()
+        self.takes_puts = True
         self._page = page
 
     def attach_ledger(self, page: TierLedger) -> None:
@@ -119,14 +120,17 @@ class HotCache:
     ) -> None:
         """List objects, given head first; the head ends youngest, cold ones leave tail first.
 
-        A resident key of the same size and dtype is used again (unless `is_cold`: then nothing
-        moves); of another, it is replaced.
+        Lists nothing while `takes_puts` is False. A resident key of the same size and dtype is used
+        again (unless `is_cold`: then nothing moves); of another, it is replaced. Pass tuples: the
+        sequences are read under the lock.
 
         Raises:
             ValueError: An object of another pool, released, or listed under another key; the pairs
                 before it are listed.
         """
         with self.lock:
+            if not self.takes_puts:
+                return
             for position in self.index.put(keys, memory_objs, is_cold):
                 self.index.replace(keys[position], memory_objs[position], is_cold)
 
@@ -197,9 +201,11 @@ class HotCache:
         """Unlist everything that nobody holds; returns the objects."""
         return self._clear(only_evictable=True)
 
-    def clear_all(self) -> list[MemoryObj]:
-        """Unlist everything; returns the objects."""
-        return self._clear(only_evictable=False)
+    def switch_off(self) -> None:
+        """Take no puts any more, and unlist everything, in one step."""
+        with self.lock:
+            self.takes_puts = False
+        self._clear(only_evictable=False)
 
     def _clear(self, only_evictable: bool) -> list[MemoryObj]:
         with self.lock:

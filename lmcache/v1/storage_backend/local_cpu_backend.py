@@ -74,7 +74,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     # Defaults for callers that build a backend without running __init__.
     _hot: HotCache | None = None
-    use_hot: bool = True
     wait_timeout_seconds: float = 10.0
     hot_cache: Mapping[CacheEngineKey, MemoryObj]
     cache_policy: BaseCachePolicy[CacheEngineKey]
@@ -137,6 +136,16 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if self._hot is None:
             raise RuntimeError("this LocalCPUBackend was built without its __init__")
         return self._hot
+
+    @property
+    def use_hot(self) -> bool:
+        """Whether puts are listed. Setting it False forgets nothing; `set_hot` does."""
+        return self._hot is None or self._hot.takes_puts
+
+    @use_hot.setter
+    def use_hot(self, enabled: bool) -> None:
+        with self.hot.lock:
+            self.hot.takes_puts = enabled
 
     # --- touch and events ------------------------------------------------------------------------
     def attach_ledger(self, page: TierLedger) -> None:
@@ -265,6 +274,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         """
         if not self.use_hot:
             return
+        keys, objs = tuple(keys), tuple(objs)  # no caller's code under the lock
         to_copy = self.hot.positions_to_copy(keys, objs)
         copies: list[MemoryObj] = []
         if to_copy:
@@ -284,7 +294,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         objs: Sequence[MemoryObj],
         to_copy: frozenset[int],
         placement: Placement,
-    ) -> tuple[list[CacheEngineKey], list[MemoryObj], list[MemoryObj]]:
+    ) -> tuple[tuple[CacheEngineKey, ...], tuple[MemoryObj, ...], list[MemoryObj]]:
         """Return keys and objects with copies in our memory at `to_copy`, and the copies."""
         own_keys: list[CacheEngineKey] = []
         own_objs: list[MemoryObj] = []
@@ -298,7 +308,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
                 obj = copy
             own_keys.append(key)
             own_objs.append(obj)
-        return own_keys, own_objs, copies
+        return tuple(own_keys), tuple(own_objs), copies
 
     def _copy_of(self, obj: MemoryObj, placement: Placement) -> MemoryObj | None:
         is_buffer = isinstance(obj, BytesBufferMemoryObj)
@@ -346,9 +356,10 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     def set_hot(self, enabled: bool) -> None:
         """Switch the hot cache; switched off, it forgets everything, held objects too."""
-        self.use_hot = enabled
-        if not enabled:
-            self.hot.clear_all()
+        if enabled:
+            self.use_hot = True
+        else:
+            self.hot.switch_off()
 
     # --- allocating ------------------------------------------------------------------------------
     def get_memory_allocator(self) -> MemoryAllocatorInterface:
@@ -469,9 +480,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if self._is_closed:
             return
         self._is_closed = True
-        self.use_hot = False
         if self._hot is not None:
-            self._hot.clear_all()
+            self._hot.switch_off()
             self.memory_allocator.close()
 
 

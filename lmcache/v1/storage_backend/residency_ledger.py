@@ -80,6 +80,10 @@ class TierLedger:
         size: int = self.ledger.page_size(self.number)
         return size
 
+    def end(self, reason: RemovalReason) -> None:
+        """Report that everything the tier held left: it is closed and cannot say so itself."""
+        self.ledger.end_page(self.number, REASON_NUMBER[reason])
+
     def forget(self) -> None:
         """Drop every key without an event: before the tier reports itself to another ledger."""
         self.ledger.forget_page(self.number)

@@ -19,7 +19,13 @@ from lmcache.v1.storage_backend.abstract_backend import (
     Motion,
     StorageBackendInterface,
 )
-from lmcache.v1.storage_backend.cache_events import CacheEvent, EventKind, Residents, Subscription
+from lmcache.v1.storage_backend.cache_events import (
+    CacheEvent,
+    EventKind,
+    RemovalReason,
+    Residents,
+    Subscription,
+)
 from lmcache.v1.storage_backend.factory import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as LOCAL_CPU
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
@@ -284,6 +290,7 @@ class StorageManager:
             ValueError: Unequal numbers, an unknown location, or an object that cannot be stored.
             TypeError: A key or placement of the wrong type.
         """
+        keys, memory_objs = tuple(keys), tuple(memory_objs)  # no caller's code under our locks
         self._walk.put(keys, memory_objs, transfer_spec, location, placement)
         for memory_obj in memory_objs:
             memory_obj.ref_count_down()
@@ -434,9 +441,14 @@ class StorageManager:
             return False
         if backend is self.allocator_backend:
             raise ValueError(f"{backend_name} owns the memory of the other tiers; use close()")
+        page = self._tiers.tier(backend_name).page
         del self.storage_backends[backend_name]
         self._tiers.forget(backend_name)
-        backend.close()
+        try:
+            backend.close()
+        finally:
+            if page is not None:
+                page.end(RemovalReason.CLEAR)
         self.non_allocator_backends = self.get_non_allocator_backends()
         return True
 
@@ -475,7 +487,10 @@ class StorageManager:
             self.local_cpu_backend.check_integrity()
 
     def close(self) -> None:
-        """Close every tier, end every event stream, stop the loop. Twice is a no-op."""
+        """Close every tier, end every event stream, stop the loop. Twice is a no-op.
+
+        A stream tells of everything that left with the tiers, then CLOSED.
+        """
         if self._is_closed:
             return
         self._is_closed = True
