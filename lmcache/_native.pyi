@@ -208,6 +208,9 @@ class Ledger:
     def num_lost(self) -> int:
         """Events dropped so far, over all readers ever."""
 
+def check_keys(keys: object) -> None:
+    """TypeError naming the first of them that is no cache key."""
+
 def check_pairs(keys: object, blocks: object) -> None:
     """
     TypeError or ValueError unless there is one live memory object per cache key.

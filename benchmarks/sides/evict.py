@@ -4,7 +4,7 @@ import time
 
 from common import ENTRY_BYTES, fill, make_keys, make_manager, parse, put, report
 
-options = parse(__doc__, resident=100_000, held=10_000, puts=5000, held_puts=300)
+options = parse(__doc__, resident=100_000, held=10_000, puts=5000, held_puts=1000)
 manager = make_manager(options.resident * ENTRY_BYTES)
 keys = make_keys(options.resident + 2 * options.puts + options.held_puts)
 fill(manager, keys[: options.resident])

@@ -18,8 +18,13 @@ class KeySequence {
     if (!fast_.is_valid()) throw nb::python_error();
     items_ = PySequence_Fast_ITEMS(fast_.ptr());
     size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
+    const PyTypeObject* known = nullptr;  // keys of one batch are nearly always of one class
     for (size_t i = 0; i < size_; ++i) {
-      if (PyObject_TypeCheck(items_[i], key_type())) continue;
+      if (Py_TYPE(items_[i]) == known) continue;
+      if (PyObject_TypeCheck(items_[i], key_type())) {
+        known = Py_TYPE(items_[i]);
+        continue;
+      }
       throw nb::type_error(("keys[" + std::to_string(i) + "] is a " + Py_TYPE(items_[i])->tp_name +
                             ", not a CacheEngineKey")
                                .c_str());
@@ -198,8 +203,7 @@ class HotIndex {
   nb::bytes use(nb::handle keys, Pool::Use kind) {
     const KeySequence sequence(keys);
     std::string answers(sequence.size(), static_cast<char>(Answer::kAbsent));
-    std::vector<Entry*> entries(sequence.size());
-    for (size_t i = 0; i < sequence.size(); ++i) entries[i] = lookup(sequence[i]);
+    const std::vector<Entry*> entries = find_all(sequence);
     pool_->locked([&] {
       const uint64_t batch = order_.next_batch();
       // Head first for a demotion, so that the tail leaves first; else the head ends youngest.
@@ -225,8 +229,7 @@ class HotIndex {
 
   nb::list get_many(nb::handle keys) {
     const KeySequence sequence(keys);
-    std::vector<Entry*> entries(sequence.size());
-    for (size_t i = 0; i < sequence.size(); ++i) entries[i] = lookup(sequence[i]);
+    const std::vector<Entry*> entries = find_all(sequence);
     std::vector<nb::object> found(sequence.size());
     pool_->locked([&] {
       const uint64_t batch = order_.next_batch();
@@ -310,6 +313,22 @@ class HotIndex {
   Entry* lookup(PyObject* key) const {
     auto found = table_.find(key);
     return found == table_.end() ? nullptr : found->second;
+  }
+
+  // Looks up a batch in passes, so that its cache misses overlap: entries first, then the
+  // neighbours whose links a move will change.
+  std::vector<Entry*> find_all(const KeySequence& sequence) const {
+    std::vector<Entry*> entries(sequence.size());
+    for (size_t i = 0; i < sequence.size(); ++i) {
+      entries[i] = lookup(sequence[i]);
+      if (entries[i]) __builtin_prefetch(entries[i], 1);
+    }
+    for (Entry* entry : entries) {
+      if (!entry) continue;
+      __builtin_prefetch(entry->prev, 1);
+      __builtin_prefetch(entry->next, 1);
+    }
+    return entries;
   }
 
   Entry* find(nb::handle key) const {
@@ -410,6 +429,9 @@ class HotIndex {
 }  // namespace
 
 void bind_index(nb::module_& m) {
+  m.def(
+      "check_keys", [](nb::handle keys) { const KeySequence sequence(keys); }, nb::arg("keys"),
+      "TypeError naming the first of them that is no cache key.");
   m.def(
       "check_pairs",
       [](nb::handle keys, nb::handle blocks) {

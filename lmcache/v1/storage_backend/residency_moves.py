@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.native import check_keys
 from lmcache.v1.storage_backend.abstract_backend import Motion
 from lmcache.v1.storage_backend.tier_set import Tier, TierSet
 from lmcache.v1.storage_backend.touch import (
@@ -149,7 +150,5 @@ def _checked_keys(keys: Sequence[CacheEngineKey]) -> tuple[CacheEngineKey, ...]:
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
         raise TypeError(f"keys must be a sequence of CacheEngineKey, not {type(keys).__name__}")
     checked = tuple(keys)
-    for position, key in enumerate(checked):
-        if type(key) is not CacheEngineKey and not isinstance(key, CacheEngineKey):
-            raise TypeError(f"keys[{position}] is a {type(key).__name__}, not a CacheEngineKey")
+    check_keys(checked)
     return checked
