@@ -219,7 +219,7 @@ def check_pairs(keys: object, blocks: object) -> None:
 class HotIndex:
     """Key to memory object, with the order in which they leave."""
 
-    def __init__(self, pool: Pool, policy: str, ledger: Ledger, page: int) -> None: ...
+    def __init__(self, pool: Pool, policy: str, ledger: Ledger, page: int, lock: object) -> None: ...
 
     def attach(self, ledger: Ledger, page: int) -> None:
         """Report to another ledger from now on, beginning with what is resident."""
@@ -236,15 +236,16 @@ class HotIndex:
         Take a reference and list the block; False when the key is resident already.
         """
 
-    def put(self, keys: object, blocks: object, cold: bool = False) -> list[Any]:
-        """
-        List blocks head first; returns positions whose key is resident with other contents.
-        """
+    def put(self, keys: tuple[Any, ...], blocks: tuple[Any, ...], cold: bool = False) -> None:
+        """List blocks, given head first, under the lock."""
+
+    @property
+    def takes_puts(self) -> bool: ...
+
+    @takes_puts.setter
+    def takes_puts(self, arg: bool, /) -> None: ...
 
     def positions_to_copy(self, keys: object, blocks: object) -> list[Any]: ...
-
-    def replace(self, key: object, block: object, cold: bool = False) -> Any:
-        """Put the block in the resident one's place; returns the old."""
 
     def remove(self, key: object, reason: int) -> Any:
         """

@@ -37,7 +37,8 @@ class TimedLock:
         start = time.perf_counter_ns()
         self.lock.acquire()
         if threading.current_thread() is threading.main_thread():
-            self.waited_ns += max(0, self.released_at_ns - start)
+            end = time.perf_counter_ns() if is_fork() else self.released_at_ns
+            self.waited_ns += max(0, end - start)
         return True
 
     def release(self) -> None:
@@ -53,9 +54,12 @@ class TimedLock:
 
 
 lock = TimedLock(backend.cpu_lock)
-backend.cpu_lock = lock
 if is_fork():
-    backend.order_lock = backend.hot.lock = lock  # what touch and the writer take
+    # What touch takes. The writer's release happens inside the core and cannot be timed: the wait
+    # counts until this thread runs again.
+    backend.order_lock = lock
+else:
+    backend.cpu_lock = lock
 
 
 def refresh(batch: list[Any]) -> None:

@@ -75,17 +75,44 @@ class BlockSequence {
 // What touch answers per key.
 enum class Answer : char { kAbsent = 0, kMoved = 1, kResident = 2 };
 
+// Holds a Python lock for one native step. No bytecode runs between taking and giving it back, so a
+// thread that loses the interpreter never holds it meanwhile.
+class LockGuard {
+ public:
+  explicit LockGuard(const nb::object& lock) : lock_(lock) {
+    lock_.attr("acquire")();  // gives the interpreter up while it waits
+  }
+  LockGuard(const LockGuard&) = delete;
+  LockGuard& operator=(const LockGuard&) = delete;
+  ~LockGuard() {
+    PyObject* type = nullptr;
+    PyObject* value = nullptr;
+    PyObject* trace = nullptr;
+    PyErr_Fetch(&type, &value, &trace);
+    if (PyObject* result = PyObject_CallMethod(lock_.ptr(), "release", nullptr)) {
+      Py_DECREF(result);
+    } else {
+      PyErr_WriteUnraisable(lock_.ptr());
+    }
+    PyErr_Restore(type, value, trace);
+  }
+
+ private:
+  const nb::object& lock_;
+};
+
 // Key -> memory object for one pool, with the order in which they leave, and the only code that
 // adds or removes one: table, order, pool and ledger change in one step. The table is guarded by
 // the interpreter's lock, the order by the pool's mutex.
 class HotIndex {
  public:
   HotIndex(std::shared_ptr<Pool> pool, const std::string& policy, std::shared_ptr<Ledger> ledger,
-           size_t page)
+           size_t page, nb::object lock)
       : pool_(std::move(pool)),
         order_(kind_from(policy)),
         ledger_(std::move(ledger)),
-        page_(page) {}
+        page_(page),
+        lock_(std::move(lock)) {}
   HotIndex(const HotIndex&) = delete;
   HotIndex& operator=(const HotIndex&) = delete;
   ~HotIndex() { drop_all(); }
@@ -117,13 +144,15 @@ class HotIndex {
   }
 
   // Lists blocks, given head first; the head ends youngest, cold ones leave tail first. A resident
-  // key of the same size and dtypes is used again, unless `cold`. Returns the positions of the keys
-  // that are resident with other contents, which are left as they are.
-  nb::list put(nb::handle keys, nb::handle blocks, bool cold) {
+  // key of the same size and dtypes is used again, unless `cold`; of others, it is replaced. Takes
+  // the lock; lists nothing while `takes_puts` is false.
+  void put(nb::tuple keys, nb::tuple blocks, bool cold) {
     const KeySequence sequence(keys);
     const BlockSequence values(blocks, sequence.size());
-    std::vector<size_t> differing;
-    uint64_t batch = pool_->next_batch(order_);
+    std::vector<std::pair<nb::object, nb::object>> replaced;  // dropped after the lock
+    const LockGuard guard(lock_);
+    if (!takes_puts) return;
+    const uint64_t batch = pool_->next_batch(order_);
     for (size_t n = 0; n < sequence.size(); ++n) {
       const size_t i = cold ? n : sequence.size() - 1 - n;
       Entry* entry = lookup(sequence[i]);
@@ -131,14 +160,11 @@ class HotIndex {
         add(sequence[i], values[i], checked(values[i]), cold);
         ledger_->stored(page_, sequence[i], values[i]);
       } else if (!same_contents(entry, values[i])) {
-        differing.push_back(i);
+        replaced.push_back(replace(entry, sequence[i], values[i], cold));
       } else if (!cold) {
         pool_->use(order_, entry, Pool::Use::kUse, batch);
       }
     }
-    nb::list result;
-    for (size_t i : differing) result.append(i);
-    return result;
   }
 
   // Positions of the blocks that cannot be listed as they are: of another pool, listed under
@@ -161,18 +187,6 @@ class HotIndex {
     nb::list result;
     for (size_t i : positions) result.append(i);
     return result;
-  }
-
-  // Puts `block` in the place of the resident one. Returns the old memory object.
-  nb::object replace(nb::handle key, nb::handle block, bool cold) {
-    Entry* entry = find(key);
-    if (!entry) throw nb::key_error("the key is not resident");
-    PyBlock& listed = checked(block);
-    pool_->uncache(order_, entry);
-    auto [old_key, old_block] = forget(entry);
-    add(key, block, listed, cold);
-    ledger_->replaced(page_, key.ptr(), old_block, block);
-    return std::move(old_block);
   }
 
   // Returns the memory object, or None when absent.
@@ -217,7 +231,10 @@ class HotIndex {
     return nb::bytes(answers.data(), answers.size());
   }
 
+  // Takes the lock, as the two below.
   nb::object get(nb::handle key) {
+    require_key(key);
+    const LockGuard guard(lock_);
     Entry* entry = find(key);
     if (!entry) return nb::none();
     pool_->locked([&] {
@@ -229,6 +246,7 @@ class HotIndex {
 
   nb::list get_many(nb::handle keys) {
     const KeySequence sequence(keys);
+    const LockGuard guard(lock_);
     const std::vector<Entry*> entries = find_all(sequence);
     std::vector<nb::object> found(sequence.size());
     pool_->locked([&] {
@@ -276,14 +294,17 @@ class HotIndex {
   // Returns `count` new blocks, evicting as little as needed, or None, evicting nothing.
   nb::object allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, uint64_t count,
                       nb::handle parent) {
+    std::vector<std::pair<nb::object, nb::object>> gone;  // dropped after the lock
+    const LockGuard guard(lock_);
     Allocation made = pool_->allocate(nbytes, count, &order_);
-    std::vector<std::pair<nb::object, nb::object>> gone;
     for (Entry* victim : made.victims) gone.push_back(forget(victim));
     num_evicted_ += gone.size();
     report_removed(gone, Removal::kCapacity);
     return make_blocks(cls, pool_, made.extents, nbytes, spec, parent);
   }
   uint64_t num_evicted() const { return num_evicted_; }
+
+  bool takes_puts = true;  // guarded by the lock
 
   bool would_fit(uint64_t nbytes) { return pool_->would_fit(nbytes, order_); }
   nb::list first_victims(size_t count) { return keys_of(pool_->first_victims(order_, count)); }
@@ -357,6 +378,17 @@ class HotIndex {
     return value_of(entry).attr("get_dtypes")().equal(block.attr("get_dtypes")());
   }
 
+  // Puts `block` in the place of the resident one. Returns the old key and memory object.
+  std::pair<nb::object, nb::object> replace(Entry* entry, nb::handle key, nb::handle block,
+                                            bool cold) {
+    PyBlock& listed = checked(block);
+    pool_->uncache(order_, entry);
+    auto old = forget(entry);
+    add(key, block, listed, cold);
+    ledger_->replaced(page_, key.ptr(), old.second, block);
+    return old;
+  }
+
   // What can be listed: a live block of this pool that no cache lists.
   PyBlock& checked(nb::handle block) const {
     if (!nb::isinstance<PyBlock>(block)) throw nb::type_error("block must be a memory object");
@@ -420,6 +452,7 @@ class HotIndex {
   EvictionOrder order_;
   std::shared_ptr<Ledger> ledger_;
   size_t page_;
+  nb::object lock_;
   uint64_t num_evicted_ = 0;
   Table table_;
   std::deque<Entry> storage_;
@@ -441,8 +474,9 @@ void bind_index(nb::module_& m) {
       nb::arg("keys"), nb::arg("blocks"),
       "TypeError or ValueError unless there is one live memory object per cache key.");
   nb::class_<HotIndex>(m, "HotIndex", "Key to memory object, with the order in which they leave.")
-      .def(nb::init<std::shared_ptr<Pool>, const std::string&, std::shared_ptr<Ledger>, size_t>(),
-           nb::arg("pool"), nb::arg("policy"), nb::arg("ledger"), nb::arg("page"))
+      .def(nb::init<std::shared_ptr<Pool>, const std::string&, std::shared_ptr<Ledger>, size_t,
+                    nb::object>(),
+           nb::arg("pool"), nb::arg("policy"), nb::arg("ledger"), nb::arg("page"), nb::arg("lock"))
       .def("attach", &HotIndex::attach, nb::arg("ledger"), nb::arg("page"),
            "Report to another ledger from now on, beginning with what is resident.")
       .def("__len__", &HotIndex::size)
@@ -451,10 +485,9 @@ void bind_index(nb::module_& m) {
       .def("insert", &HotIndex::insert, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
            "Take a reference and list the block; False when the key is resident already.")
       .def("put", &HotIndex::put, nb::arg("keys"), nb::arg("blocks"), nb::arg("cold") = false,
-           "List blocks head first; returns positions whose key is resident with other contents.")
+           "List blocks, given head first, under the lock.")
+      .def_rw("takes_puts", &HotIndex::takes_puts)
       .def("positions_to_copy", &HotIndex::positions_to_copy, nb::arg("keys"), nb::arg("blocks"))
-      .def("replace", &HotIndex::replace, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
-           "Put the block in the resident one's place; returns the old.")
       .def("remove", &HotIndex::remove, nb::arg("key"), nb::arg("reason"),
            "Drop the cache's reference; returns the memory object, or None when absent.")
       .def("clear", &HotIndex::clear, nb::arg("only_evictable"), nb::arg("reason"),

@@ -89,8 +89,8 @@ class HotCache:
                                                                     another size or dtype
         held          resident, with a pin or a reader's reference  as resident, but not take_room
 
-    `lock` makes sequences of calls atomic; single native calls are atomic without it. It guards the
-    index together with its page of the ledger.
+    `lock` guards the index together with its page of the ledger. Puts, gets and allocations take it
+    inside their one native step, so a thread that loses the interpreter does not hold it meanwhile.
 
     Args:
         pool: Home of the objects that can be listed.
@@ -100,11 +100,10 @@ class HotCache:
 
     def __init__(self, pool: Pool, policy_name: str, page: TierLedger) -> None:
         self.pool = pool
-        self.index = HotIndex(pool, policy_name, page.ledger, page.number)
+        self.lock = threading.Lock()
+        self.index = HotIndex(pool, policy_name, page.ledger, page.number, self.lock)
         self.policy = HotCachePolicy(self.index, policy_name)
         self.view = HotCacheView(self.index)
-        self.lock = threading.Lock()
-        self.takes_puts = True
         self._page = page
 
     def attach_ledger(self, page: TierLedger) -> None:
@@ -116,23 +115,29 @@ class HotCache:
 
     # --- adding ----------------------------------------------------------------------------------
     def put(
-        self, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj], is_cold: bool
+        self, keys: tuple[CacheEngineKey, ...], memory_objs: tuple[MemoryObj, ...], is_cold: bool
     ) -> None:
         """List objects, given head first; the head ends youngest, cold ones leave tail first.
 
         Lists nothing while `takes_puts` is False. A resident key of the same size and dtype is used
-        again (unless `is_cold`: then nothing moves); of another, it is replaced. Pass tuples: the
-        sequences are read under the lock.
+        again (unless `is_cold`: then nothing moves); of another, it is replaced.
 
         Raises:
             ValueError: An object of another pool, released, or listed under another key; the pairs
                 before it are listed.
         """
+        self.index.put(keys, memory_objs, is_cold)
+
+    @property
+    def takes_puts(self) -> bool:
+        """Whether puts are listed."""
+        takes: bool = self.index.takes_puts
+        return takes
+
+    @takes_puts.setter
+    def takes_puts(self, enabled: bool) -> None:
         with self.lock:
-            if not self.takes_puts:
-                return
-            for position in self.index.put(keys, memory_objs, is_cold):
-                self.index.replace(keys[position], memory_objs[position], is_cold)
+            self.index.takes_puts = enabled
 
     def positions_to_copy(
         self, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj]
@@ -144,14 +149,12 @@ class HotCache:
     # --- reading ---------------------------------------------------------------------------------
     def get(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference, or None; a use."""
-        with self.lock:
-            memory_obj: MemoryObj | None = self.index.get(key)
+        memory_obj: MemoryObj | None = self.index.get(key)
         return memory_obj
 
     def get_many(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
         """Return one object or None per key; one use each, head youngest."""
-        with self.lock:
-            found: list[MemoryObj | None] = self.index.get_many(keys)
+        found: list[MemoryObj | None] = self.index.get_many(keys)
         return found
 
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -167,10 +170,9 @@ class HotCache:
         self, spec: MemorySpec, count: int, parent: object
     ) -> list[TensorMemoryObj] | None:
         """Return `count` new objects, evicting as little as needed; None evicts nothing."""
-        with self.lock:
-            made: list[TensorMemoryObj] | None = self.index.allocate(
-                TensorMemoryObj, spec, spec.size_bytes, count, parent
-            )
+        made: list[TensorMemoryObj] | None = self.index.allocate(
+            TensorMemoryObj, spec, spec.size_bytes, count, parent
+        )
         return made
 
     @property
@@ -199,20 +201,15 @@ class HotCache:
 
     def clear_evictable(self) -> list[MemoryObj]:
         """Unlist everything that nobody holds; returns the objects."""
-        return self._clear(only_evictable=True)
+        with self.lock:
+            gone: list[MemoryObj] = self.index.clear(True, REASON_NUMBER[RemovalReason.CLEAR])
+        return gone
 
     def switch_off(self) -> None:
         """Take no puts any more, and unlist everything, in one step."""
         with self.lock:
-            self.takes_puts = False
-        self._clear(only_evictable=False)
-
-    def _clear(self, only_evictable: bool) -> list[MemoryObj]:
-        with self.lock:
-            gone: list[MemoryObj] = self.index.clear(
-                only_evictable, REASON_NUMBER[RemovalReason.CLEAR]
-            )
-        return gone
+            self.index.takes_puts = False
+            self.index.clear(False, REASON_NUMBER[RemovalReason.CLEAR])
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant of index, pool and ledger page."""

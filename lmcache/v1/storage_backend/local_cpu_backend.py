@@ -144,8 +144,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     @use_hot.setter
     def use_hot(self, enabled: bool) -> None:
-        with self.hot.lock:
-            self.hot.takes_puts = enabled
+        self.hot.takes_puts = enabled
 
     # --- touch and events ------------------------------------------------------------------------
     def attach_ledger(self, page: TierLedger) -> None:
@@ -326,7 +325,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     def batched_get_blocking(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
         """Return one object or None per key; one use each, head youngest."""
-        return self.hot.get_many(keys)
+        return self.hot.get_many(tuple(keys))
 
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference for the caller, or None; no use: for diagnostics."""
