@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import MemoryObj, MemorySpec, TensorMemoryObj, as_groups, size_of
+from lmcache.v1.memory_metadata import MemorySpec, as_groups, size_of
+from lmcache.v1.memory_object import MemoryObj, TensorMemoryObj
 from lmcache.v1.native import Pool
 
 Shapes = torch.Size | Sequence[torch.Size]
@@ -36,7 +37,6 @@ class MemoryAllocatorInterface(abc.ABC):
     ) -> MemoryObj | None:
         """Return an object for the groups laid out one after the other, or None when full."""
 
-    @abc.abstractmethod
     def batched_allocate(
         self,
         shapes: Shapes,
@@ -46,12 +46,22 @@ class MemoryAllocatorInterface(abc.ABC):
         allocator_type: str | None = None,
     ) -> list[MemoryObj] | None:
         """Return `batch_size` objects, or None and take nothing."""
+        made: list[MemoryObj] = []
+        for _ in range(batch_size):
+            memory_obj = self.allocate(shapes, dtypes, fmt, allocator_type)
+            if memory_obj is None:
+                self.batched_free(made, allocator_type)
+                return None
+            made.append(memory_obj)
+        return made
 
-    @abc.abstractmethod
     def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:
-        """Take back the object's bytes, whatever still refers to it. Twice is a no-op."""
+        """Take back the object's bytes, whatever still refers to it. Twice is a no-op.
 
-    @abc.abstractmethod
+        An object that a hot cache lists keeps its bytes until it leaves the cache.
+        """
+        memory_obj.invalidate()
+
     def batched_free(
         self,
         memory_objs: list[MemoryObj],
@@ -59,6 +69,8 @@ class MemoryAllocatorInterface(abc.ABC):
         update_stats: bool = True,
     ) -> None:
         """Take back the bytes of each object."""
+        for memory_obj in memory_objs:
+            self.free(memory_obj, allocator_type)
 
     def close(self) -> None:
         """Give up the memory once nothing refers to it. Twice is a no-op."""
@@ -162,20 +174,6 @@ class PoolMemoryAllocator(MemoryAllocatorInterface):
             self.object_class, spec, spec.size_bytes, count, self.owner
         )
         return made
-
-    def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:
-        """Take back the object's bytes; a cached object keeps them until it leaves the cache."""
-        memory_obj.invalidate()
-
-    def batched_free(
-        self,
-        memory_objs: list[MemoryObj],
-        allocator_type: str | None = None,
-        update_stats: bool = True,
-    ) -> None:
-        """Take back the bytes of each object."""
-        for memory_obj in memory_objs:
-            memory_obj.invalidate()
 
     @property
     def total_allocated_size(self) -> int:

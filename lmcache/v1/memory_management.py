@@ -3,12 +3,8 @@
 from lmcache.v1.address_manager import AddressManager
 from lmcache.v1.memory_allocator import MemoryAllocatorInterface
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import (
-    BytesBufferMemoryObj,
-    MemoryObj,
-    MemoryObjMetadata,
-    TensorMemoryObj,
-)
+from lmcache.v1.memory_metadata import MemoryObjMetadata
+from lmcache.v1.memory_object import BytesBufferMemoryObj, MemoryObj, TensorMemoryObj
 
 __all__ = [
     "AddressManager",

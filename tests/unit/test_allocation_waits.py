@@ -63,7 +63,7 @@ def test_a_wait_in_vain_ends_in_none_and_one_log_line(make_manager, caplog, seco
     else:
         for obj in objs:
             obj.ref_count_down()
-    assert sm.local_cpu_backend.num_failed_allocations == 1
+    assert sm.local_cpu_backend.room.num_failed_waits == 1
 
 
 def test_a_wait_in_vain_evicts_nothing(make_manager):

@@ -17,7 +17,8 @@ from event_fakes import (
 )
 
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import MemoryObjMetadata, TensorMemoryObj
+from lmcache.v1.memory_metadata import MemoryObjMetadata
+from lmcache.v1.memory_object import TensorMemoryObj
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.placement import Placement
 

@@ -4,13 +4,8 @@ import torch
 
 from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import (
-    MemoryObj,
-    MemoryObjMetadata,
-    TensorMemoryObj,
-    as_groups,
-    size_of,
-)
+from lmcache.v1.memory_metadata import MemoryObjMetadata, as_groups, size_of
+from lmcache.v1.memory_object import MemoryObj, TensorMemoryObj
 
 
 class AdHocMemoryAllocator(MemoryAllocatorInterface):
@@ -47,31 +42,6 @@ class AdHocMemoryAllocator(MemoryAllocatorInterface):
         )
         raw = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         return TensorMemoryObj(raw, metadata, self)
-
-    def batched_allocate(
-        self,
-        shapes: Shapes,
-        dtypes: Dtypes,
-        batch_size: int,
-        fmt: MemoryFormat = MemoryFormat.KV_2LTD,
-        allocator_type: str | None = None,
-    ) -> list[MemoryObj]:
-        """Return `batch_size` objects."""
-        return [self.allocate(shapes, dtypes, fmt) for _ in range(batch_size)]
-
-    def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:
-        """Mark the object freed; its memory goes with it."""
-        memory_obj.invalidate()
-
-    def batched_free(
-        self,
-        memory_objs: list[MemoryObj],
-        allocator_type: str | None = None,
-        update_stats: bool = True,
-    ) -> None:
-        """Mark each object freed."""
-        for memory_obj in memory_objs:
-            memory_obj.invalidate()
 
     def ref_count_up(self, memory_obj: MemoryObj) -> None:
         """Take a reference."""

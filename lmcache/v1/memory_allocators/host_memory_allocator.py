@@ -89,19 +89,6 @@ class HostMemoryAllocator(MemoryAllocatorInterface):
         """Return `batch_size` objects from free bytes, or None and take nothing."""
         return self.inner.batched_allocate(shapes, dtypes, batch_size, fmt)
 
-    def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:
-        """Take back the object's bytes."""
-        self.inner.free(memory_obj)
-
-    def batched_free(
-        self,
-        memory_objs: list[MemoryObj],
-        allocator_type: str | None = None,
-        update_stats: bool = True,
-    ) -> None:
-        """Take back the bytes of each object."""
-        self.inner.batched_free(memory_objs)
-
     def memcheck(self) -> bool:
         """Whether the pool's books are in order."""
         return self.inner.memcheck()

@@ -15,7 +15,8 @@ from lmcache.v1.memory_allocator import (
 from lmcache.v1.memory_allocators.paged_tensor_memory_allocator import PagedTensorMemoryAllocator
 from lmcache.v1.memory_allocators.pin_memory_allocator import PinMemoryAllocator
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import BytesBufferMemoryObj, MemoryObj, as_groups, size_of
+from lmcache.v1.memory_metadata import as_groups, size_of
+from lmcache.v1.memory_object import BytesBufferMemoryObj, MemoryObj
 
 
 class MixedMemoryAllocator(MemoryAllocatorInterface):
@@ -93,19 +94,6 @@ class MixedMemoryAllocator(MemoryAllocatorInterface):
             return self.pin_allocator.batched_allocate(shapes, dtypes, batch_size, fmt)
         nbytes = size_of(*as_groups(shapes, dtypes))
         return [BytesBufferMemoryObj(bytearray(nbytes)) for _ in range(batch_size)]
-
-    def free(self, memory_obj: MemoryObj, allocator_type: str | None = None) -> None:
-        """Take back the object's bytes."""
-        memory_obj.invalidate()
-
-    def batched_free(
-        self,
-        memory_objs: list[MemoryObj],
-        allocator_type: str | None = None,
-        update_stats: bool = True,
-    ) -> None:
-        """Take back the bytes of each object."""
-        self.pin_allocator.batched_free(memory_objs)
 
     def memcheck(self) -> bool:
         """Whether the pool's books are in order."""

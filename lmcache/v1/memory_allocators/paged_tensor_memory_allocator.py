@@ -11,7 +11,7 @@ from lmcache.v1.memory_allocator import (
     Shapes,
 )
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import MemorySpec, as_groups, size_of
+from lmcache.v1.memory_metadata import MemorySpec, as_groups, size_of
 
 
 class PagedTensorMemoryAllocator(PoolMemoryAllocator):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmcache.v1.cache_key import CacheEngineKey
-from lmcache.v1.memory_object import MemoryObj, MemorySpec, TensorMemoryObj
+from lmcache.v1.memory_metadata import MemorySpec
+from lmcache.v1.memory_object import MemoryObj, TensorMemoryObj
 from lmcache.v1.native import HotIndex, Pool
 from lmcache.v1.storage_backend.abstract_backend import Motion
 from lmcache.v1.storage_backend.cache_events import RemovalReason

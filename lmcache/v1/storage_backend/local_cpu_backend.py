@@ -1,9 +1,8 @@
 """Tier 0: memory objects in host memory, evicted by policy when the pool is full."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
@@ -13,12 +12,8 @@ from lmcache.v1.host_limits import check_pool_fits
 from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
 from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import (
-    FOREIGN_POOL,
-    BytesBufferMemoryObj,
-    MemoryObj,
-    size_of,
-)
+from lmcache.v1.memory_metadata import size_of
+from lmcache.v1.memory_object import FOREIGN_POOL, BytesBufferMemoryObj, MemoryObj
 from lmcache.v1.pin_monitor import PinMonitor
 from lmcache.v1.pin_table import PinOwner, PinTable
 from lmcache.v1.storage_backend.abstract_backend import (
@@ -33,6 +28,7 @@ from lmcache.v1.storage_backend.hot_cache import HotCache
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.policy_moves import move_by_policy
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
+from lmcache.v1.storage_backend.room_maker import RoomMaker
 
 if TYPE_CHECKING:
     from lmcache.v1.config import LMCacheEngineConfig
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NAME = "LocalCPUBackend"
-_Result = TypeVar("_Result")
 _ALIGN_SETTING = "local_cpu.pinned_align_bytes"
 
 
@@ -74,7 +69,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     # Defaults for callers that build a backend without running __init__.
     _hot: HotCache | None = None
-    wait_timeout_seconds: float = 10.0
     hot_cache: Mapping[CacheEngineKey, MemoryObj]
     cache_policy: BaseCachePolicy[CacheEngineKey]
 
@@ -98,9 +92,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
         self.hot_cache = hot.view
         self.cache_policy = hot.policy
         self.use_hot = config.local_cpu
-        self.wait_timeout_seconds = config.blocking_timeout_secs
+        self.room = RoomMaker(self.memory_allocator, hot, config.blocking_timeout_secs)
         self.pins = PinTable(config.pin_timeout_sec)
-        self.num_failed_allocations = 0
         self._is_closed = False
         PinMonitor.GetOrCreate().watch(self.pins, config.pin_check_interval_sec)
         if not hot.policy.honours_placement:
@@ -400,63 +393,15 @@ class LocalCPUBackend(AllocatorBackendInterface):
         Raises:
             ValueError: As `allocate`, or a negative `batch_size`.
         """
-        if batch_size < 0:
-            raise ValueError(f"batch_size must not be negative, not {batch_size}")
-        if batch_size == 0:
-            return []
-        fmt = fmt or MemoryFormat.KV_2LTD
-        pool_allocator = self.memory_allocator.pool_allocator
-        may_wait = eviction and busy_loop
-        if pool_allocator is None or fmt is MemoryFormat.BINARY_BUFFER:
-            return self._wait_for(
-                lambda: self._allocate_foreign(shapes, dtypes, batch_size, fmt, eviction), may_wait
-            )
-        spec = pool_allocator.spec_for(shapes, dtypes, fmt)
-        if not eviction:
-            return _as_list(pool_allocator.take_free(spec, batch_size))
-        owner = pool_allocator.owner
-        made = self.hot.take_room(spec, batch_size, owner)
-        if made is not None or not busy_loop:
-            return _as_list(made)
-        if spec.size_bytes * batch_size > self.hot.pool.gauges()["capacity_bytes"]:
-            logger.error(
-                "%d objects of %d bytes can never fit the CPU pool; raise "
-                "LMCACHE_MAX_LOCAL_CPU_SIZE",
-                batch_size,
-                spec.size_bytes,
-            )
-            return None
-        return _as_list(
-            self._wait_for(lambda: self.hot.take_room(spec, batch_size, owner), may_wait)
+        made = self.room.take(
+            shapes,
+            dtypes,
+            batch_size,
+            fmt or MemoryFormat.KV_2LTD,
+            may_evict=eviction,
+            may_wait=eviction and busy_loop,
         )
-
-    def _allocate_foreign(
-        self, shapes: Shapes, dtypes: Dtypes, batch_size: int, fmt: MemoryFormat, eviction: bool
-    ) -> list[MemoryObj] | None:
-        while True:
-            made = self.memory_allocator.batched_allocate(shapes, dtypes, batch_size, fmt)
-            if made is not None or not eviction or not self.hot.evict_next():
-                return made
-
-    def _wait_for(self, attempt: Callable[[], _Result | None], may_wait: bool) -> _Result | None:
-        pool = self.hot.pool
-        deadline_s = time.monotonic() + self.wait_timeout_seconds
-        while True:
-            version = pool.version
-            made = attempt()
-            if made is not None or not may_wait:
-                return made
-            left_seconds = deadline_s - time.monotonic()
-            if left_seconds <= 0 or not pool.wait_for_release(version, left_seconds):
-                break
-        self.num_failed_allocations += 1
-        logger.warning(
-            "no memory was released within blocking_timeout_secs=%s s: everything in the CPU pool "
-            "is pinned or in use (%s)",
-            self.wait_timeout_seconds,
-            self.hot.index.gauges(),
-        )
-        return None
+        return None if made is None else list(made)
 
     def get_full_chunk_size_bytes(self) -> int:
         """Return the bytes of a full chunk; ConfigError without metadata."""
@@ -482,10 +427,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if self._hot is not None:
             self._hot.switch_off()
             self.memory_allocator.close()
-
-
-def _as_list(made: Sequence[MemoryObj] | None) -> list[MemoryObj] | None:
-    return None if made is None else list(made)
 
 
 def _call_back(callback: PutCallback, key: CacheEngineKey) -> None:
