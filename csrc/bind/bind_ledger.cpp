@@ -32,6 +32,10 @@ class EventReader {
                std::move(incarnation)},
         nobody_(nb::steal(PyFrozenSet_New(nullptr))) {}
 
+  EventReader(const EventReader&) = delete;
+  EventReader& operator=(const EventReader&) = delete;
+  ~EventReader() { unsubscribe(); }  // nobody can take its events any more
+
   nb::list take(uint64_t max_events) {
     EventRing& ring = *ring_;
     const uint64_t first = ring.first_lost, last = ring.last_lost, lost = ring.num_lost;

@@ -216,6 +216,7 @@ uint64_t Pool::next_batch(EvictionOrder& order) {
 
 bool Pool::would_fit(uint64_t nbytes, EvictionOrder& order) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (!has_addresses()) return true;  // its blocks own their memory: there is no limit
   nbytes = addresses_.aligned(nbytes);
   if (nbytes == 0) return false;
   if (addresses_.largest_free_bytes() >= nbytes) return true;

@@ -230,3 +230,13 @@ def test_a_ring_that_was_taken_keeps_nothing(manager):
     subscription.take()
 
     assert sys.getrefcount(key) == before
+
+
+def test_a_subscription_that_nobody_holds_any_more_records_nothing(manager):
+    subscription = manager.subscribe()
+    ledger = manager._tiers.ledger
+    assert ledger.num_subscribers == 1
+
+    del subscription
+
+    assert ledger.num_subscribers == 0

@@ -18,6 +18,7 @@ from builders import (
 from fakes import OldPlugin, PlacingPlugin, ReportingPlugin
 
 from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.touch import TouchVerdict
 
@@ -308,3 +309,17 @@ def test_a_demoted_entry_that_is_parked_leaves_first_once_released(make_manager)
 def test_demoting_what_is_no_key_is_a_type_error(manager, wrong):
     with pytest.raises(TypeError):
         manager.demote(wrong)
+
+
+def test_a_tier_without_a_pool_admits_anything_and_evicts_nothing_for_it(make_config, metadata):
+    backend = LocalCPUBackend(make_config(), metadata, memory_allocator=AdHocMemoryAllocator("cpu"))
+    for key in keys(2):
+        obj = backend.allocate(CHUNK_SHAPE, torch.bfloat16)
+        backend.submit_put_task(key, obj)
+        obj.ref_count_down()
+
+    for placement in Placement:
+        assert backend.would_admit(1 << 40, placement)
+    assert backend.get_keys() == list(keys(2))
+    backend.check_integrity()
+    backend.close()

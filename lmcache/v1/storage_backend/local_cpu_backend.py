@@ -153,9 +153,9 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     def would_admit(self, nbytes: int, placement: Placement) -> bool:
         """Whether an object of `nbytes` would find room; see `StorageManager.would_admit`."""
-        if placement is Placement.SPARE:
-            gauges = self.hot.pool.gauges()
-            free: int = gauges["largest_free_bytes"]
+        has_pool = self.memory_allocator.pool_allocator is not None
+        if has_pool and placement is Placement.SPARE:
+            free: int = self.hot.pool.gauges()["largest_free_bytes"]
             return free >= nbytes
         fits: bool = self.hot.index.would_fit(nbytes)
         return fits
