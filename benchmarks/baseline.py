@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-VENV = Path(os.environ.get("LMCACHE_BASELINE_VENV", ROOT / ".venv-lmcache-0.5.6"))
+VENV = Path(os.environ.get("BASELINE_VENV", ROOT / ".venv-lmcache-0.5.6"))
 # What 0.5.6 imports in process on a CPU; its own metadata names CUDA-only packages.
 PACKAGES = """
     numpy<=2.2.6 numba requests transformers>=5.4 cryptography msgspec blake3 pyyaml pyzmq

@@ -48,6 +48,15 @@ class Figure:
 
 FIGURES = [
     Figure("touch", "touch", "touch_us_per_key", "us/key", "<= 0.25", "<= 0.125"),
+    Figure(
+        "touch, 10 k resident",
+        "touch",
+        "touch_us_per_key",
+        "us/key",
+        "",
+        "",
+        ("--resident", "10000"),
+    ),
     Figure("touch: building keys", "touch", "build_us_per_key", "us/key", "", ""),
     Figure("evicting put", "evict", "evicting_puts_per_s", "/s", ">= 5", ">= 8"),
     Figure(
@@ -99,6 +108,15 @@ FIGURES = [
         "share",
         "",
         "<= 0.1",
+        fork_only=True,
+    ),
+    Figure(
+        "events: step of a snapshot, 260 k keys",
+        "events",
+        "snapshot_step_ms",
+        "ms",
+        "",
+        "a few",
         fork_only=True,
     ),
 ]

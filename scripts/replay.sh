@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-exec "${LMCACHE_DEV_VENV:-.venv}/bin/python" -m benchmarks.replay "$@"
+exec "${DEV_VENV:-.venv}/bin/python" -m benchmarks.replay "$@"

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-python="$(cd "${LMCACHE_DEV_VENV:-.venv}/bin" && pwd)/python"
+python="$(cd "${DEV_VENV:-.venv}/bin" && pwd)/python"
 copy="$(mktemp -d)"
 trap 'rm -rf "$copy"' EXIT
 git ls-files -co --exclude-standard -z | tar -c --null -T - | tar -x -C "$copy"

@@ -5,12 +5,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python="${PYTHON:-python3}"
-venv="${LMCACHE_DEV_VENV:-.venv}"
+venv="${DEV_VENV:-.venv}"
 
 if ! command -v "${CXX:-g++}" >/dev/null; then
     echo "setup: no C++ compiler; install g++ (Debian: apt-get install g++), or set CXX" >&2
     exit 1
 fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+    echo "setup: $("$python" --version) is too old; set PYTHON to Python 3.10 or newer" >&2
+    exit 1
+}
 
 fingerprint="$(find pyproject.toml setup.py scripts/setup.sh csrc -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.fingerprint" 2>/dev/null)" = "$fingerprint" ]; then

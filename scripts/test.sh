@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/setup.sh
-bin="$(cd "${LMCACHE_DEV_VENV:-.venv}/bin" && pwd)"
+bin="$(cd "${DEV_VENV:-.venv}/bin" && pwd)"
 if [ "$#" -gt 0 ]; then
     exec "$bin/python" -m pytest "$@"
 fi

@@ -36,6 +36,15 @@ for _ in range(options.rounds):
         one.append(put_us(heard))
         subscription.take()
     closed.append(put_us(heard))
+
+many = make_manager(260_000 * ENTRY_BYTES)
+fill(many, make_keys(260_000, seed=7))
+ledger = many._tiers.ledger._native  # the one step of a snapshot that nothing can interrupt
+steps_ms = []
+for _ in range(5):
+    start = time.perf_counter()
+    ledger.snapshot()
+    steps_ms.append((time.perf_counter() - start) * 1e3)
 base, after = statistics.median(never), statistics.median(closed)
 with_one = statistics.median(one)
 report(
@@ -46,5 +55,6 @@ report(
         "no_subscriber_share": after / base - 1,
         "one_subscriber_us_per_event": (with_one - base) / 2,
         "one_subscriber_share": with_one / base - 1,
+        "snapshot_step_ms": statistics.median(steps_ms),
     }
 )

@@ -33,7 +33,7 @@ class HandleOrder {
   }
   bool use(uint64_t handle) { return order_.use(&listed(handle), order_.next_batch()); }
   bool hit(uint64_t handle) { return order_.hit(&listed(handle), order_.next_batch()); }
-  bool demote(uint64_t handle) { return order_.demote(&listed(handle)); }
+  bool demote(uint64_t handle) { return order_.demote(&listed(handle), order_.next_batch()); }
 
   std::vector<uint64_t> first_victims(size_t count) {
     std::vector<uint64_t> handles;

@@ -33,8 +33,10 @@ bool EvictionOrder::hit(Entry* entry, uint64_t batch) {
   return kind_ == PolicyKind::kFifo ? false : move_young(entry, batch);
 }
 
-bool EvictionOrder::demote(Entry* entry) {
+bool EvictionOrder::demote(Entry* entry, uint64_t batch) {
   if (ignores_placement()) return false;
+  if (entry->batch == batch) return true;
+  entry->batch = batch;
   const bool parked = entry->place == Place::kParked;
   detach(entry);
   entry->uses = 0;

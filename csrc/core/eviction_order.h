@@ -36,7 +36,7 @@ struct Entry {
   Bucket* bucket = nullptr;
   int64_t label = 0;   // position among entries with equally many uses; smaller leaves first
   uint64_t uses = 0;   // LFU only: how often it was used; 0 for entries placed cold
-  uint64_t batch = 0;  // the last batch that counted a use of this entry
+  uint64_t batch = 0;  // the last batch that used or demoted this entry
   Place place = Place::kNone;
   EvictionOrder* order = nullptr;
   Block* block = nullptr;
@@ -73,8 +73,8 @@ class EvictionOrder {
   bool use(Entry* entry, uint64_t batch);
   // A lookup's hit: as `use`, and under MRU it moves to the young end, the next victim.
   bool hit(Entry* entry, uint64_t batch);
-  // To the victims' end, ahead of all others. Returns whether the order moved.
-  bool demote(Entry* entry);
+  // To the victims' end, ahead of all others; once in a batch. Returns whether the order moves.
+  bool demote(Entry* entry, uint64_t batch);
   void park(Entry* entry);
   // Back to the victims' end, in its old place relative to other entries.
   void unpark(Entry* entry);

@@ -200,7 +200,7 @@ bool Pool::use_locked(EvictionOrder& order, Entry* entry, Use kind, uint64_t bat
     case Use::kHit:
       return order.hit(entry, batch);
     case Use::kDemote:
-      return order.demote(entry);
+      return order.demote(entry, batch);
   }
   return false;
 }

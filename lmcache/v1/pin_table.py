@@ -98,6 +98,12 @@ class PinTable:
                 surplus = []
         _unpin(surplus)
 
+    def uncounted(self, owner: PinOwner | None) -> list[Key]:
+        """Return the keys whose use is not in the order yet, as pinned."""
+        holder: Hashable = _anonymous_owner() if owner is None else owner
+        with self._lock:
+            return [key for key, pin in self._pins.get(holder, {}).items() if not pin.is_counted]
+
     def take_uncounted(self, owner: PinOwner | None) -> list[Key]:
         """Return the keys whose use is not in the order yet, as pinned; they count as of now."""
         holder: Hashable = _anonymous_owner() if owner is None else owner

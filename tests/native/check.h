@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
+#define CHECK(condition)                                                                 \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition); \
-      std::exit(1);                                                                \
-    }                                                                              \
+      std::exit(1);                                                                      \
+    }                                                                                    \
   } while (0)
 
 // splitmix64

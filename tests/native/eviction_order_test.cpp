@@ -84,7 +84,9 @@ void run(PolicyKind kind, uint64_t seed) {
         }
         if (moves && counts) ++item.uses;
       } else if (action == 5) {
-        CHECK(order.demote(entry) == recency);
+        const uint64_t batch = order.next_batch();
+        CHECK(order.demote(entry, batch) == recency);
+        CHECK(order.demote(entry, batch) == recency);  // a repeated demotion counts once
         if (recency) {
           item.uses = 0;
           item.place = --model.cold;

@@ -198,7 +198,7 @@ class HotCacheMachine(RuleBasedStateMachine):
         assert [obj is not None for obj in objs] == [n in self.model.stamps for n in given]
         for n, obj in zip(given, objs, strict=True):
             if obj is not None:
-                assert is_filled(obj, n) or n not in self.sizes
+                assert is_filled(obj, n)
                 obj.ref_count_down()
         self.model.use(given)
 

@@ -358,13 +358,14 @@ def test_closing_closes_the_lower_tiers_first_and_survives_their_faults(make_man
 
     sm = make_manager(tiers={"reluctant": Reluctant})
     put_all(sm, keys(2))
+    loop = sm.loop
 
     sm.close()
     sm.close()
 
     assert "closing reluctant failed" in caplog.text
     assert order(sm) == []
-    assert not sm.loop.is_running()
+    assert not loop.is_running()
 
 
 def test_what_this_fork_lacks_is_refused_by_name():

@@ -33,20 +33,19 @@ def refuse(*args, **kwargs):
     raise AssertionError("a socket was opened")
 sys.path.insert(0, "tests")
 import torch
-socket.socket = socket.create_connection = socket.getaddrinfo = refuse
+before = set(sys.modules)
+socket.socket = socket.create_connection = socket.getaddrinfo = socket.socketpair = refuse
 import lmcache
 from builders import keys, make_config, make_metadata, put_all
-from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.storage_manager import StorageManager
-from collections import OrderedDict
-sm = StorageManager.__new__(StorageManager)  # its __init__ opens an event loop
-backend = LocalCPUBackend(make_config(), make_metadata())
-sm.storage_backends = OrderedDict(LocalCPUBackend=backend)
-sm.local_cpu_backend = sm.allocator_backend = backend
-put_all(sm, keys(2))
-assert sm.touch(keys(3)).refreshed == 2
+sm = StorageManager(make_config(), make_metadata())
+with sm.subscribe() as events:
+    put_all(sm, keys(2))
+    assert sm.touch(keys(3)).refreshed == 2
+    assert len(events.take()) == 2
+sm.close()
 for module in ("numba", "numpy", "cupy", "triton", "requests", "aiohttp", "transformers"):
-    assert module not in sys.modules, module
+    assert module not in set(sys.modules) - before, module
 assert not torch.cuda.is_initialized()
 print("touched")
 """

@@ -28,7 +28,7 @@ _PLUGIN_PREFIX = "storage_plugin"
 def CreateStorageBackends(  # noqa: N802 (the name that callers import)
     config: "LMCacheEngineConfig",
     metadata: "LMCacheMetadata",
-    loop: asyncio.AbstractEventLoop,
+    loop: asyncio.AbstractEventLoop | None,
     dst_device: str = "cpu",
     lmcache_worker: object = None,
     skip_backends: AbstractSet[str] | None = None,
@@ -90,7 +90,7 @@ def _load_plugin(
     name: str,
     config: "LMCacheEngineConfig",
     metadata: "LMCacheMetadata",
-    loop: asyncio.AbstractEventLoop,
+    loop: asyncio.AbstractEventLoop | None,
     dst_device: str,
     local_cpu_backend: LocalCPUBackend | None,
 ) -> StorageBackendInterface:

@@ -67,6 +67,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
     takes_placement = True
     takes_pin_owner = True
 
+    batched_msg_sender = None  # of 0.5.6: there is no controller to send to
+
     # Defaults for callers that build a backend without running __init__.
     _hot: HotCache | None = None
     hot_cache: Mapping[CacheEngineKey, MemoryObj]
@@ -192,6 +194,11 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def touch_cache(self) -> None:
         """Count the owner-less pinned lookups of this thread or task as uses, head youngest."""
         self.count_pinned_uses(None)
+
+    @property
+    def keys_in_request(self) -> list[CacheEngineKey]:
+        """What `touch_cache` would count now; a copy, kept for callers of 0.5.6."""
+        return self.pins.uncounted(None)
 
     def count_pinned_uses(self, owner: PinOwner | None) -> None:
         """Count the pinned lookups of `owner` as uses, head youngest; each pin counts once."""

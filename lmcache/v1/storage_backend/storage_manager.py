@@ -46,6 +46,7 @@ logger = init_logger(__name__)
 
 DEFAULT_EVENT_CAPACITY = 65_536
 _LOOP_JOIN_SECONDS = 10.0
+_LOOP_LOCK = threading.Lock()  # guards every manager's `_loop` and `_loop_thread`
 
 __all__ = ["StorageManager", "allocate_and_copy_objects"]
 
@@ -67,7 +68,6 @@ class StorageManager:
         storage_backends: Name to backend, in search order.
         local_cpu_backend, allocator_backend: The CPU tier; None for role "scheduler".
         non_allocator_backends: Names of the tiers that use another's memory.
-        loop: Event loop of the thread `storage-manager-event-loop`, for plug-ins.
 
     Raises:
         ConfigError: A setting that cannot be used.
@@ -79,7 +79,7 @@ class StorageManager:
     storage_backends: "OrderedDict[str, StorageBackendInterface]" = OrderedDict()
     local_cpu_backend: LocalCPUBackend | None = None
     allocator_backend: AllocatorBackendInterface | None = None
-    loop: asyncio.AbstractEventLoop | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
     _loop_thread: threading.Thread | None = None
     _late: "tuple[TierSet, TierWalk, ResidencyMoves] | None" = None
     _is_closed = False
@@ -99,17 +99,44 @@ class StorageManager:
         self.config = config
         self.metadata = metadata
         self.event_manager = event_manager
-        self.loop = asyncio.new_event_loop()
-        self._loop_thread = threading.Thread(
-            target=_run_loop, args=(self.loop,), name="storage-manager-event-loop", daemon=True
-        )
-        self._loop_thread.start()
         try:
-            self.storage_backends = CreateStorageBackends(config, metadata, self.loop)
+            self.storage_backends = self._make_backends()
         except BaseException:
             self._stop_loop()
             raise
         self._adopt_backends()
+
+    def _make_backends(self) -> "OrderedDict[str, StorageBackendInterface]":
+        # Only plug-ins ask for the loop; without any, no thread is started and no socket opened.
+        loop = self.loop if self.config.storage_plugins else None
+        return CreateStorageBackends(
+            self.config, self.metadata, loop, existing_backends=self.storage_backends
+        )
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of the thread `storage-manager-event-loop`, started when first asked for.
+
+        Raises:
+            RuntimeError: The manager is closed.
+        """
+        with _LOOP_LOCK:
+            if self._loop is None:
+                if self._is_closed:
+                    raise RuntimeError("the storage manager is closed")
+                self._loop = asyncio.new_event_loop()
+                self._loop_thread = threading.Thread(
+                    target=_run_loop,
+                    args=(self._loop,),
+                    name="storage-manager-event-loop",
+                    daemon=True,
+                )
+                self._loop_thread.start()
+            return self._loop
+
+    @loop.setter
+    def loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
 
     def _adopt_backends(self) -> None:
         cpu = self.storage_backends.get(LOCAL_CPU)
@@ -454,11 +481,7 @@ class StorageManager:
 
     def create_backends(self) -> dict[str, str]:
         """Make the tiers of the config that are missing; returns name -> class name of all."""
-        if self.loop is None:
-            raise RuntimeError("this StorageManager was built without its __init__")
-        created = CreateStorageBackends(
-            self.config, self.metadata, self.loop, existing_backends=self.storage_backends
-        )
+        created = self._make_backends()
         self.storage_backends.clear()
         self.storage_backends.update(created)
         self._adopt_backends()
@@ -503,7 +526,7 @@ class StorageManager:
         self._stop_loop()
 
     def _stop_loop(self) -> None:
-        loop, thread = self.loop, self._loop_thread
+        loop, thread = self._loop, self._loop_thread
         if loop is None or thread is None or not thread.is_alive():
             return
         loop.call_soon_threadsafe(loop.stop)
