@@ -46,6 +46,9 @@ class KeyCore:
 def make_keys(cls: object, context: object, chunk_hashes: Sequence[Any], request_configs: object | None) -> list[Any]:
     """Make one key per chunk hash, all with one context."""
 
+def leave_native_regions(timeout_seconds: float) -> None:
+    """At exit: let no thread be without the interpreter's lock any more."""
+
 class Pool:
     """The bytes of one pool and the counts of what lives in it."""
 
@@ -57,6 +60,9 @@ class Pool:
         """
 
     def grow(self, nbytes: int) -> None: ...
+
+    def wake_waiting(self) -> None:
+        """Make every waiting allocation look again."""
 
     def gauges(self) -> dict[str, int]: ...
 
@@ -208,6 +214,9 @@ class Ledger:
     def num_lost(self) -> int:
         """Events dropped so far, over all readers ever."""
 
+class LockIsHeld(Exception):
+    pass
+
 def check_keys(keys: object) -> None:
     """TypeError naming the first of them that is no cache key."""
 
@@ -236,7 +245,7 @@ class HotIndex:
         Take a reference and list the block; False when the key is resident already.
         """
 
-    def put(self, keys: tuple[Any, ...], blocks: tuple[Any, ...], cold: bool = False) -> None:
+    def put(self, keys: tuple[Any, ...], blocks: tuple[Any, ...], cold: bool = False, holds_lock: bool = False) -> None:
         """List blocks, given head first, under the lock."""
 
     @property
@@ -247,18 +256,20 @@ class HotIndex:
 
     def positions_to_copy(self, keys: object, blocks: object) -> list[Any]: ...
 
-    def remove(self, key: object, reason: int) -> Any:
+    def remove(self, keys: tuple[Any, ...], reason: int, holds_lock: bool = False) -> list[Any]:
         """
-        Drop the cache's reference; returns the memory object, or None when absent.
+        Drop the cache's references under the lock; the memory objects of those that were there.
         """
 
-    def clear(self, only_evictable: bool, reason: int) -> list[Any]:
-        """Remove what nobody holds, or everything; returns the memory objects."""
+    def clear(self, only_evictable: bool, stop_puts: bool, reason: int, holds_lock: bool = False) -> list[Any]:
+        """
+        Remove what nobody holds, or everything, under the lock; the memory objects.
+        """
 
-    def get(self, key: object) -> Any:
+    def get(self, key: object, holds_lock: bool = False) -> Any:
         """The memory object with a reference; a use."""
 
-    def get_many(self, keys: object) -> list[Any]: ...
+    def get_many(self, keys: object, holds_lock: bool = False) -> list[Any]: ...
 
     def touch(self, keys: object) -> bytes:
         """One byte per key: 0 absent, 1 moved, 2 resident but not moved."""
@@ -274,7 +285,7 @@ class HotIndex:
     def pin_prefix(self, keys: object) -> list[Any]:
         """Pin the resident prefix; returns its memory objects."""
 
-    def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None) -> Any:
+    def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None, holds_lock: bool = False) -> Any:
         """`count` new blocks, evicting as little as needed; None evicts nothing."""
 
     @property

@@ -1,7 +1,7 @@
 #include <nanobind/ndarray.h>
 #include <sys/mman.h>
 
-#include "bind/bindings.h"
+#include "bind/native_region.h"
 #include "core/host_copy.h"
 
 namespace lmcache {
@@ -22,7 +22,8 @@ void checked_copy_batch(Words targets, Words sources, Words sizes, unsigned num_
       throw nb::value_error(("item " + std::to_string(i) + " has a null address").c_str());
     }
   }
-  nb::gil_scoped_release unlocked;
+  if (g_exiting) return;  // the interpreter is going; nobody will read the copy
+  const NativeRegion region;
   copy_batch(targets.data(), sources.data(), sizes.data(), sizes.size(), num_threads);
 }
 

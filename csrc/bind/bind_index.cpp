@@ -10,6 +10,8 @@ namespace {
 
 using Table = KeyTable<Entry*>;
 
+PyObject* g_lock_is_held = nullptr;  // exception type, set once at import
+
 // A borrowed view of a list or tuple of keys, checked before anything is changed.
 class KeySequence {
  public:
@@ -20,8 +22,8 @@ class KeySequence {
     size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
     const PyTypeObject* known = nullptr;  // keys of one batch are nearly always of one class
     for (size_t i = 0; i < size_; ++i) {
-      if (Py_TYPE(items_[i]) == known) continue;
-      if (PyObject_TypeCheck(items_[i], key_type())) {
+      if (Py_TYPE(items_[i]) == known && nb::inst_ready(items_[i])) continue;
+      if (is_key(items_[i])) {
         known = Py_TYPE(items_[i]);
         continue;
       }
@@ -53,7 +55,7 @@ class BlockSequence {
                                 .c_str());
     }
     for (size_t i = 0; i < given; ++i) {
-      if (!nb::isinstance<PyBlock>(items_[i])) {
+      if (!is_block(items_[i])) {
         throw nb::type_error(
             (name_of(i) + " is a " + Py_TYPE(items_[i])->tp_name + ", not a MemoryObj").c_str());
       }
@@ -75,30 +77,48 @@ class BlockSequence {
 // What touch answers per key.
 enum class Answer : char { kAbsent = 0, kMoved = 1, kResident = 2 };
 
+// A Python lock's methods, bound once: looking them up makes an object, and that may start a
+// garbage collection, whose finalisers must not run under the lock.
+struct LockCalls {
+  nb::object acquire;
+  nb::object release;
+  explicit LockCalls(const nb::object& lock)
+      : acquire(lock.attr("acquire")), release(lock.attr("release")) {}
+};
+
 // Holds a Python lock for one native step. No bytecode runs between taking and giving it back, so a
-// thread that loses the interpreter never holds it meanwhile.
+// thread that loses the interpreter never holds it meanwhile. It never waits: where somebody else
+// holds the lock it raises LockIsHeld, and the caller waits in Python, where a thread may end at
+// exit.
 class LockGuard {
  public:
-  explicit LockGuard(const nb::object& lock) : lock_(lock) {
-    lock_.attr("acquire")();  // gives the interpreter up while it waits
+  LockGuard(const LockCalls& lock, bool caller_holds_it) : lock_(lock), taken_(!caller_holds_it) {
+    if (!taken_) return;
+    nb::object got = nb::steal(PyObject_CallOneArg(lock_.acquire.ptr(), Py_False));
+    if (!got.is_valid()) throw nb::python_error();
+    if (got.ptr() == Py_True) return;
+    PyErr_SetNone(g_lock_is_held);
+    throw nb::python_error();
   }
   LockGuard(const LockGuard&) = delete;
   LockGuard& operator=(const LockGuard&) = delete;
   ~LockGuard() {
+    if (!taken_) return;
     PyObject* type = nullptr;
     PyObject* value = nullptr;
     PyObject* trace = nullptr;
     PyErr_Fetch(&type, &value, &trace);
-    if (PyObject* result = PyObject_CallMethod(lock_.ptr(), "release", nullptr)) {
+    if (PyObject* result = PyObject_CallNoArgs(lock_.release.ptr())) {
       Py_DECREF(result);
     } else {
-      PyErr_WriteUnraisable(lock_.ptr());
+      PyErr_WriteUnraisable(lock_.release.ptr());
     }
     PyErr_Restore(type, value, trace);
   }
 
  private:
-  const nb::object& lock_;
+  const LockCalls& lock_;
+  const bool taken_;
 };
 
 // Key -> memory object for one pool, with the order in which they leave, and the only code that
@@ -112,7 +132,7 @@ class HotIndex {
         order_(kind_from(policy)),
         ledger_(std::move(ledger)),
         page_(page),
-        lock_(std::move(lock)) {}
+        lock_(lock) {}
   HotIndex(const HotIndex&) = delete;
   HotIndex& operator=(const HotIndex&) = delete;
   ~HotIndex() { drop_all(); }
@@ -120,7 +140,7 @@ class HotIndex {
   size_t size() const { return table_.size(); }
 
   bool contains(nb::handle key) const {
-    return PyObject_TypeCheck(key.ptr(), key_type()) && table_.find(key.ptr()) != table_.end();
+    return is_key(key.ptr()) && table_.find(key.ptr()) != table_.end();
   }
 
   nb::object peek(nb::handle key) const {
@@ -146,11 +166,11 @@ class HotIndex {
   // Lists blocks, given head first; the head ends youngest, cold ones leave tail first. A resident
   // key of the same size and dtypes is used again, unless `cold`; of others, it is replaced. Takes
   // the lock; lists nothing while `takes_puts` is false.
-  void put(nb::tuple keys, nb::tuple blocks, bool cold) {
+  void put(nb::tuple keys, nb::tuple blocks, bool cold, bool holds_lock) {
     const KeySequence sequence(keys);
     const BlockSequence values(blocks, sequence.size());
     std::vector<std::pair<nb::object, nb::object>> replaced;  // dropped after the lock
-    const LockGuard guard(lock_);
+    const LockGuard guard(lock_, holds_lock);
     if (!takes_puts) return;
     const uint64_t batch = pool_->next_batch(order_);
     for (size_t n = 0; n < sequence.size(); ++n) {
@@ -189,29 +209,33 @@ class HotIndex {
     return result;
   }
 
-  // Returns the memory object, or None when absent.
-  nb::object remove(nb::handle key, uint8_t reason) {
-    Entry* entry = find(key);
-    if (!entry) return nb::none();
-    pool_->uncache(order_, entry);
-    auto [gone_key, gone] = forget(entry);
-    ledger_->removed(page_, gone_key.ptr(), gone, static_cast<Removal>(reason));
-    return std::move(gone);
+  // Removes keys under the lock. Returns the memory objects of those that were there.
+  nb::list remove(nb::tuple keys, uint8_t reason, bool holds_lock) {
+    const KeySequence sequence(keys);
+    Removed gone;
+    {
+      const LockGuard guard(lock_, holds_lock);
+      for (size_t i = 0; i < sequence.size(); ++i) {
+        if (Entry* entry = lookup(sequence[i])) take_out(entry, gone);
+      }
+      report_removed(gone, static_cast<Removal>(reason));
+    }
+    return values_of(gone);
   }
 
-  // Removes everything, or everything that nobody holds. Returns the memory objects.
-  nb::list clear(bool only_evictable, uint8_t reason) {
-    std::vector<Entry*> entries = only_evictable ? pool_->evictable(order_) : entries_in_table();
-    std::vector<std::pair<nb::object, nb::object>> gone;
-    gone.reserve(entries.size());
-    for (Entry* entry : entries) {
-      pool_->uncache(order_, entry);
-      gone.push_back(forget(entry));
+  // Removes everything, or everything that nobody holds, under the lock; with `stop_puts`, nothing
+  // is listed any more. Returns the memory objects.
+  nb::list clear(bool only_evictable, bool stop_puts, uint8_t reason, bool holds_lock) {
+    Removed gone;
+    {
+      const LockGuard guard(lock_, holds_lock);
+      if (stop_puts) takes_puts = false;
+      const std::vector<Entry*> entries =
+          only_evictable ? pool_->evictable(order_) : entries_in_table();
+      for (Entry* entry : entries) take_out(entry, gone);
+      report_removed(gone, static_cast<Removal>(reason));
     }
-    report_removed(gone, static_cast<Removal>(reason));
-    nb::list result;
-    for (auto& [key, value] : gone) result.append(std::move(value));
-    return result;
+    return values_of(gone);
   }
 
   nb::bytes use(nb::handle keys, Pool::Use kind) {
@@ -232,9 +256,9 @@ class HotIndex {
   }
 
   // Takes the lock, as the two below.
-  nb::object get(nb::handle key) {
+  nb::object get(nb::handle key, bool holds_lock) {
     require_key(key);
-    const LockGuard guard(lock_);
+    const LockGuard guard(lock_, holds_lock);
     Entry* entry = find(key);
     if (!entry) return nb::none();
     pool_->locked([&] {
@@ -244,22 +268,23 @@ class HotIndex {
     return nb::borrow(static_cast<PyObject*>(entry->value));
   }
 
-  nb::list get_many(nb::handle keys) {
+  nb::list get_many(nb::handle keys, bool holds_lock) {
     const KeySequence sequence(keys);
-    const LockGuard guard(lock_);
-    const std::vector<Entry*> entries = find_all(sequence);
     std::vector<nb::object> found(sequence.size());
-    pool_->locked([&] {
-      const uint64_t batch = order_.next_batch();
-      for (size_t i = entries.size(); i-- > 0;) {
-        if (!entries[i]) continue;
-        pool_->ref_up_locked(*entries[i]->block);
-        pool_->use_locked(order_, entries[i], Pool::Use::kUse, batch);
+    {
+      const LockGuard guard(lock_, holds_lock);
+      const std::vector<Entry*> entries = find_all(sequence);
+      pool_->locked([&] {
+        const uint64_t batch = order_.next_batch();
+        for (size_t i = entries.size(); i-- > 0;) {
+          if (!entries[i]) continue;
+          pool_->ref_up_locked(*entries[i]->block);
+          pool_->use_locked(order_, entries[i], Pool::Use::kUse, batch);
+        }
+      });
+      for (size_t i = 0; i < entries.size(); ++i) {
+        found[i] = entries[i] ? nb::borrow(value_of(entries[i])) : nb::object(nb::none());
       }
-    });
-    for (size_t i = 0; i < entries.size(); ++i) {
-      found[i] = entries[i] ? nb::borrow(static_cast<PyObject*>(entries[i]->value))
-                            : nb::object(nb::none());
     }
     nb::list result;
     for (nb::object& object : found) result.append(std::move(object));
@@ -293,13 +318,16 @@ class HotIndex {
 
   // Returns `count` new blocks, evicting as little as needed, or None, evicting nothing.
   nb::object allocate(nb::handle cls, nb::handle spec, uint64_t nbytes, uint64_t count,
-                      nb::handle parent) {
+                      nb::handle parent, bool holds_lock) {
     std::vector<std::pair<nb::object, nb::object>> gone;  // dropped after the lock
-    const LockGuard guard(lock_);
-    Allocation made = pool_->allocate(nbytes, count, &order_);
-    for (Entry* victim : made.victims) gone.push_back(forget(victim));
-    num_evicted_ += gone.size();
-    report_removed(gone, Removal::kCapacity);
+    Allocation made;
+    {
+      const LockGuard guard(lock_, holds_lock);
+      made = pool_->allocate(nbytes, count, &order_);
+      for (Entry* victim : made.victims) gone.push_back(forget(victim));
+      num_evicted_ += gone.size();
+      report_removed(gone, Removal::kCapacity);
+    }
     return make_blocks(cls, pool_, made.extents, nbytes, spec, parent);
   }
   uint64_t num_evicted() const { return num_evicted_; }
@@ -371,9 +399,11 @@ class HotIndex {
     const PyBlock& resident = *nb::inst_ptr<PyBlock>(value_of(entry));
     const PyBlock& given = *nb::inst_ptr<PyBlock>(block);
     if (&resident == &given) return true;
-    if (resident.logical_bytes != given.logical_bytes) return false;
-    if (resident.metadata.is_none() && given.metadata.is_none() && resident.spec.is(given.spec)) {
-      return true;
+    if (resident.metadata.is_none() && given.metadata.is_none()) {
+      if (resident.logical_bytes != given.logical_bytes) return false;
+      if (resident.spec.is(given.spec)) return true;
+    } else if (!value_of(entry).attr("get_size")().equal(block.attr("get_size")())) {
+      return false;
     }
     return value_of(entry).attr("get_dtypes")().equal(block.attr("get_dtypes")());
   }
@@ -391,7 +421,7 @@ class HotIndex {
 
   // What can be listed: a live block of this pool that no cache lists.
   PyBlock& checked(nb::handle block) const {
-    if (!nb::isinstance<PyBlock>(block)) throw nb::type_error("block must be a memory object");
+    if (!is_block(block)) throw nb::type_error("block must be a memory object");
     PyBlock& listed = *nb::inst_ptr<PyBlock>(block);
     if (&listed.core.pool() != pool_.get()) throw nb::value_error("block belongs to another pool");
     if (pool_->freed(listed.core)) throw nb::value_error("the memory object was released already");
@@ -435,24 +465,34 @@ class HotIndex {
     return result;
   }
 
-  void report_removed(const std::vector<std::pair<nb::object, nb::object>>& gone, Removal reason) {
+  using Removed = std::vector<std::pair<nb::object, nb::object>>;  // keys and memory objects
+
+  void take_out(Entry* entry, Removed& gone) {
+    pool_->uncache(order_, entry);
+    gone.push_back(forget(entry));
+  }
+
+  static nb::list values_of(Removed& gone) {
+    nb::list values;
+    for (auto& [key, value] : gone) values.append(std::move(value));
+    return values;
+  }
+
+  void report_removed(const Removed& gone, Removal reason) {
     for (const auto& [key, value] : gone) ledger_->removed(page_, key.ptr(), value, reason);
   }
 
   // At the end of life: no events, the ledger has seen the cache closed.
   void drop_all() {
-    std::vector<std::pair<nb::object, nb::object>> gone;
-    for (Entry* entry : entries_in_table()) {
-      pool_->uncache(order_, entry);
-      gone.push_back(forget(entry));
-    }
+    Removed gone;
+    for (Entry* entry : entries_in_table()) take_out(entry, gone);
   }
 
   std::shared_ptr<Pool> pool_;
   EvictionOrder order_;
   std::shared_ptr<Ledger> ledger_;
   size_t page_;
-  nb::object lock_;
+  const LockCalls lock_;
   uint64_t num_evicted_ = 0;
   Table table_;
   std::deque<Entry> storage_;
@@ -462,6 +502,8 @@ class HotIndex {
 }  // namespace
 
 void bind_index(nb::module_& m) {
+  g_lock_is_held = PyErr_NewException("lmcache._native.LockIsHeld", nullptr, nullptr);
+  m.attr("LockIsHeld") = nb::borrow(g_lock_is_held);
   m.def(
       "check_keys", [](nb::handle keys) { const KeySequence sequence(keys); }, nb::arg("keys"),
       "TypeError naming the first of them that is no cache key.");
@@ -485,15 +527,19 @@ void bind_index(nb::module_& m) {
       .def("insert", &HotIndex::insert, nb::arg("key"), nb::arg("block"), nb::arg("cold") = false,
            "Take a reference and list the block; False when the key is resident already.")
       .def("put", &HotIndex::put, nb::arg("keys"), nb::arg("blocks"), nb::arg("cold") = false,
-           "List blocks, given head first, under the lock.")
+           nb::arg("holds_lock") = false, "List blocks, given head first, under the lock.")
       .def_rw("takes_puts", &HotIndex::takes_puts)
       .def("positions_to_copy", &HotIndex::positions_to_copy, nb::arg("keys"), nb::arg("blocks"))
-      .def("remove", &HotIndex::remove, nb::arg("key"), nb::arg("reason"),
-           "Drop the cache's reference; returns the memory object, or None when absent.")
-      .def("clear", &HotIndex::clear, nb::arg("only_evictable"), nb::arg("reason"),
-           "Remove what nobody holds, or everything; returns the memory objects.")
-      .def("get", &HotIndex::get, nb::arg("key"), "The memory object with a reference; a use.")
-      .def("get_many", &HotIndex::get_many, nb::arg("keys"))
+      .def("remove", &HotIndex::remove, nb::arg("keys"), nb::arg("reason"),
+           nb::arg("holds_lock") = false,
+           "Drop the cache's references under the lock; the memory objects of those that were "
+           "there.")
+      .def("clear", &HotIndex::clear, nb::arg("only_evictable"), nb::arg("stop_puts"),
+           nb::arg("reason"), nb::arg("holds_lock") = false,
+           "Remove what nobody holds, or everything, under the lock; the memory objects.")
+      .def("get", &HotIndex::get, nb::arg("key"), nb::arg("holds_lock") = false,
+           "The memory object with a reference; a use.")
+      .def("get_many", &HotIndex::get_many, nb::arg("keys"), nb::arg("holds_lock") = false)
       .def(
           "touch", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kUse); },
           nb::arg("keys"), "One byte per key: 0 absent, 1 moved, 2 resident but not moved.")
@@ -508,6 +554,7 @@ void bind_index(nb::module_& m) {
            "Pin the resident prefix; returns its memory objects.")
       .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(),
            nb::arg("nbytes"), nb::arg("count"), nb::arg("parent").none(),
+           nb::arg("holds_lock") = false,
            "`count` new blocks, evicting as little as needed; None evicts nothing.")
       .def_prop_ro("num_evicted", &HotIndex::num_evicted)
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))

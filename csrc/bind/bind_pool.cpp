@@ -1,8 +1,13 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
-#include "bind/bindings.h"
+#include "bind/native_region.h"
 
 namespace lmcache {
+
+std::atomic<int> g_native_regions{0};
+std::atomic<bool> g_exiting{false};
 
 namespace {
 
@@ -14,11 +19,11 @@ bool released(PyBlock& self, nb::handle self_object, bool freed) {
 }
 
 bool wait_for_release(Pool& pool, uint64_t version, double timeout_seconds) {
-  while (timeout_seconds > 0) {
+  while (timeout_seconds > 0 && !g_exiting) {
     const double slice = std::min(timeout_seconds, kSignalCheckSeconds);
     bool done;
     {
-      nb::gil_scoped_release unlocked;
+      const NativeRegion region;
       done = pool.wait_for_release(version, slice);
     }
     if (done) return true;
@@ -26,6 +31,15 @@ bool wait_for_release(Pool& pool, uint64_t version, double timeout_seconds) {
     timeout_seconds -= slice;
   }
   return false;
+}
+
+// Called at exit, before the interpreter is finalised.
+void leave_native_regions(double timeout_seconds) {
+  g_exiting = true;
+  const nb::gil_scoped_release unlocked;
+  for (double waited = 0; g_native_regions > 0 && waited < timeout_seconds; waited += 0.001) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 nb::object allocate(const std::shared_ptr<Pool>& pool, nb::handle cls, nb::handle spec,
@@ -136,6 +150,8 @@ nb::object make_blocks(nb::handle cls, const std::shared_ptr<Pool>& pool,
 }
 
 void bind_pool(nb::module_& m) {
+  m.def("leave_native_regions", &leave_native_regions, nb::arg("timeout_seconds"),
+        "At exit: let no thread be without the interpreter's lock any more.");
   nb::class_<Pool>(m, "Pool", "The bytes of one pool and the counts of what lives in it.")
       .def(nb::new_([](uint64_t capacity_bytes, uint64_t align_bytes) {
              if (align_bytes == 0) throw nb::value_error("align_bytes must be positive");
@@ -146,6 +162,7 @@ void bind_pool(nb::module_& m) {
            nb::arg("count"), nb::arg("parent").none(),
            "Take free bytes as `count` instances of `cls`, or return None and take nothing.")
       .def("grow", &Pool::grow, nb::arg("nbytes"))
+      .def("wake_waiting", &Pool::wake_waiting, "Make every waiting allocation look again.")
       .def("gauges", [](Pool& pool) { return gauges_dict(pool.gauges(nullptr)); })
       .def_prop_ro("version", &Pool::version)
       .def("wait_for_release", &wait_for_release, nb::arg("version"), nb::arg("timeout_seconds"),

@@ -22,7 +22,15 @@ template <typename Value>
 using KeyTable = tsl::robin_map<PyObject*, Value, KeyHash, KeyEqual,
                                 std::allocator<std::pair<PyObject*, Value>>, true>;
 
-inline bool is_key(PyObject* object) { return PyObject_TypeCheck(object, key_type()); }
+// A key whose constructor ran.
+inline bool is_key(PyObject* object) {
+  return PyObject_TypeCheck(object, key_type()) && nb::inst_ready(object);
+}
+
+// A memory object whose constructor ran.
+inline bool is_block(nb::handle object) {
+  return nb::isinstance<PyBlock>(object) && nb::inst_ready(object);
+}
 
 inline void require_key(nb::handle key) {
   if (is_key(key.ptr())) return;

@@ -11,7 +11,10 @@ constexpr size_t kMaxPages = 63;
 
 uint64_t size_of(nb::handle copy) {
   if (copy.is_none()) return 0;  // its tier is gone
-  if (nb::isinstance<PyBlock>(copy)) return nb::inst_ptr<PyBlock>(copy)->logical_bytes;
+  if (is_block(copy)) {
+    const PyBlock& block = *nb::inst_ptr<PyBlock>(copy);
+    if (block.metadata.is_none()) return block.logical_bytes;
+  }
   return nb::cast<uint64_t>(copy.attr("get_size")());
 }
 

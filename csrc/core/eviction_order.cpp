@@ -175,11 +175,17 @@ VictimCursor::VictimCursor(EvictionOrder& order)
 }
 
 Entry* VictimCursor::peek_listed() {
+  auto& buckets = order_.buckets_;
   // MRU has one bucket, so only the other policies step from one bucket to the next.
-  while (bucket_ != order_.buckets_.end() && node_ == &bucket_->second.ends) {
-    if (++bucket_ != order_.buckets_.end()) node_ = bucket_->second.ends.next;
+  while (bucket_ != buckets.end() && node_ == &bucket_->second.ends) {
+    // A bucket that parking has emptied goes, or walks would meet it for ever.
+    bucket_ = bucket_->second.empty() ? buckets.erase(bucket_) : std::next(bucket_);
+    if (bucket_ != buckets.end()) {
+      Entry& ends = bucket_->second.ends;
+      node_ = from_young_ ? ends.prev : ends.next;
+    }
   }
-  return bucket_ == order_.buckets_.end() ? nullptr : node_;
+  return bucket_ == buckets.end() ? nullptr : node_;
 }
 
 Entry* VictimCursor::peek_returned() const {

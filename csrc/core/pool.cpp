@@ -88,6 +88,7 @@ void Pool::pin_locked(Block& block) {
 
 void Pool::pin(Block& block) {
   std::lock_guard<std::mutex> guard(mutex_);
+  if (block.freed_) return;  // its bytes are somebody else's by now
   pin_locked(block);
 }
 
@@ -274,6 +275,11 @@ PoolGauges Pool::gauges(const EvictionOrder* order) {
           num_leaked_,
           num_underflow_,
           num_waiting_};
+}
+
+void Pool::wake_waiting() {
+  std::lock_guard<std::mutex> guard(mutex_);
+  notify_locked();
 }
 
 void Pool::grow(uint64_t nbytes) {

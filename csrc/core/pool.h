@@ -111,6 +111,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool wait_for_release(uint64_t version, double seconds);
   PoolGauges gauges(const EvictionOrder* order);
   void grow(uint64_t nbytes);
+  void wake_waiting();
   std::vector<std::string> check(const EvictionOrder* order);
 
   // Runs `work(order)` with the mutex held; `work` must run no foreign code.

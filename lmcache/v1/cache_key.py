@@ -318,12 +318,17 @@ def _context(
     if world_size < 0:
         raise ValueError(f"world_size must not be negative, not {world_size}")
     return (
-        model_name,
+        _plain(model_name),
         operator.index(world_size),
         operator.index(worker_id),
         dtype_name(dtype),
         _tags(request_configs),
     )
+
+
+def _plain(text: str) -> str:
+    # A subclass of str could run code of its own when keys are compared under the cache's lock.
+    return text if type(text) is str else "".join(text)
 
 
 def _tags(request_configs: Mapping[str, Any] | None) -> Tags | None:
@@ -349,7 +354,7 @@ def _tags(request_configs: Mapping[str, Any] | None) -> Tags | None:
                 "be read back"
             )
         if value:
-            tags.append((name, value))
+            tags.append((_plain(name), _plain(value)))
     return tuple(sorted(tags)) or None
 
 

@@ -77,8 +77,8 @@ class MemoryObj(Block):
             phy_size=self._size_bytes,
             ref_count=1,
             fmt=spec.fmt,
-            shapes=list(spec.shapes),
-            dtypes=list(spec.dtypes),
+            shapes=list(spec.shapes) if len(spec.shapes) > 1 else None,
+            dtypes=list(spec.dtypes) if len(spec.dtypes) > 1 else None,
         )
 
     def is_valid(self) -> bool:
@@ -147,8 +147,7 @@ class MemoryObj(Block):
         metadata = self.metadata
         metadata.shape = torch.Size([n])
         metadata.dtype = torch.uint8
-        metadata.shapes = [metadata.shape]
-        metadata.dtypes = [torch.uint8]
+        metadata.shapes = metadata.dtypes = None
         self._logical_bytes = n
 
     def pool(self) -> Pool:
@@ -173,6 +172,9 @@ class TensorMemoryObj(MemoryObj):
         raw_data: [phy_size], uint8: the object's bytes.
         metadata: Its shape, dtype, format and initial counts.
         parent_allocator: Told through `free` when the object is freed, or None.
+
+    Raises:
+        ValueError: `raw_data` is not flat, contiguous uint8, or shorter than the metadata says.
     """
 
     __slots__ = ()
@@ -183,6 +185,13 @@ class TensorMemoryObj(MemoryObj):
         metadata: MemoryObjMetadata,
         parent_allocator: FreesMemory | None,
     ) -> None:
+        if raw_data.dtype != torch.uint8 or raw_data.dim() != 1 or not raw_data.is_contiguous():
+            raise ValueError("raw_data must be flat, contiguous uint8")
+        if raw_data.numel() < max(metadata.phy_size, metadata.get_size()):
+            raise ValueError(
+                f"raw_data has {raw_data.numel()} bytes, fewer than the metadata says: "
+                f"{metadata.phy_size} physical, {metadata.get_size()} used"
+            )
         Block.__init__(
             self,
             FOREIGN_POOL,

@@ -1,5 +1,7 @@
 """The one importer of the compiled core, and the words to say when it is missing."""
 
+import atexit
+
 try:
     from lmcache._native import (
         AddressRanges,
@@ -10,10 +12,12 @@ try:
         HotIndex,
         KeyCore,
         Ledger,
+        LockIsHeld,
         Pool,
         check_keys,
         check_pairs,
         copy_batch,
+        leave_native_regions,
         make_keys,
     )
 except ImportError as error:
@@ -32,9 +36,14 @@ __all__ = [
     "HotIndex",
     "KeyCore",
     "Ledger",
+    "LockIsHeld",
     "Pool",
     "check_keys",
     "check_pairs",
     "copy_batch",
     "make_keys",
 ]
+
+_EXIT_WAIT_SECONDS = 10.0
+# No thread may be inside the core without the interpreter's lock once the interpreter is finalised.
+atexit.register(leave_native_regions, _EXIT_WAIT_SECONDS)

@@ -7,7 +7,7 @@ from typing import Any
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.memory_metadata import MemorySpec
 from lmcache.v1.memory_object import MemoryObj, TensorMemoryObj
-from lmcache.v1.native import HotIndex, Pool
+from lmcache.v1.native import HotIndex, LockIsHeld, Pool
 from lmcache.v1.storage_backend.abstract_backend import Motion
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy, Evictable
@@ -90,8 +90,9 @@ class HotCache:
                                                                     another size or dtype
         held          resident, with a pin or a reader's reference  as resident, but not take_room
 
-    `lock` guards the index together with its page of the ledger. Puts, gets and allocations take it
-    inside their one native step, so a thread that loses the interpreter does not hold it meanwhile.
+    `lock` guards the index together with its page of the ledger. Every change takes it inside its
+    one native step, in which no garbage collection starts and no thread loses the interpreter; only
+    where somebody else holds it the caller waits for it in Python.
 
     Args:
         pool: Home of the objects that can be listed.
@@ -127,7 +128,11 @@ class HotCache:
             ValueError: An object of another pool, released, or listed under another key; the pairs
                 before it are listed.
         """
-        self.index.put(keys, memory_objs, is_cold)
+        try:
+            self.index.put(keys, memory_objs, is_cold)
+        except LockIsHeld:
+            with self.lock:
+                self.index.put(keys, memory_objs, is_cold, holds_lock=True)
 
     @property
     def takes_puts(self) -> bool:
@@ -150,12 +155,22 @@ class HotCache:
     # --- reading ---------------------------------------------------------------------------------
     def get(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference, or None; a use."""
-        memory_obj: MemoryObj | None = self.index.get(key)
+        memory_obj: MemoryObj | None
+        try:
+            memory_obj = self.index.get(key)
+        except LockIsHeld:
+            with self.lock:
+                memory_obj = self.index.get(key, holds_lock=True)
         return memory_obj
 
     def get_many(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
         """Return one object or None per key; one use each, head youngest."""
-        found: list[MemoryObj | None] = self.index.get_many(keys)
+        found: list[MemoryObj | None]
+        try:
+            found = self.index.get_many(keys)
+        except LockIsHeld:
+            with self.lock:
+                found = self.index.get_many(keys, holds_lock=True)
         return found
 
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -171,9 +186,13 @@ class HotCache:
         self, spec: MemorySpec, count: int, parent: object
     ) -> list[TensorMemoryObj] | None:
         """Return `count` new objects, evicting as little as needed; None evicts nothing."""
-        made: list[TensorMemoryObj] | None = self.index.allocate(
-            TensorMemoryObj, spec, spec.size_bytes, count, parent
-        )
+        made: list[TensorMemoryObj] | None
+        wanted = (TensorMemoryObj, spec, spec.size_bytes, count, parent)
+        try:
+            made = self.index.allocate(*wanted)
+        except LockIsHeld:
+            with self.lock:
+                made = self.index.allocate(*wanted, holds_lock=True)
         return made
 
     @property
@@ -184,33 +203,41 @@ class HotCache:
 
     def evict_next(self) -> bool:
         """Evict the next victim, for pools without addresses; False when there is none."""
-        with self.lock:
-            return self._remove_locked(self.index.first_victims(1), RemovalReason.CAPACITY) > 0
+        victims = tuple(self.index.first_victims(1))
+        return self.remove(victims, RemovalReason.CAPACITY) > 0
 
-    def remove(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
+    def remove(self, keys: tuple[CacheEngineKey, ...], reason: RemovalReason) -> int:
         """Unlist keys, held ones too (readers keep their bytes); returns how many were there."""
-        with self.lock:
-            return self._remove_locked(keys, reason)
+        number = REASON_NUMBER[reason]
+        try:
+            gone = self.index.remove(keys, number)
+        except LockIsHeld:
+            with self.lock:
+                gone = self.index.remove(keys, number, holds_lock=True)
+        return len(gone)
 
     def remove_locked(self, key: CacheEngineKey) -> bool:
         """As `remove` of one key to make room; the caller holds `lock`."""
-        return self._remove_locked((key,), RemovalReason.CAPACITY) > 0
-
-    def _remove_locked(self, keys: Sequence[CacheEngineKey], reason: RemovalReason) -> int:
-        number = REASON_NUMBER[reason]
-        return sum(self.index.remove(key, number) is not None for key in keys)
+        number = REASON_NUMBER[RemovalReason.CAPACITY]
+        return bool(self.index.remove((key,), number, holds_lock=True))
 
     def clear_evictable(self) -> list[MemoryObj]:
         """Unlist everything that nobody holds; returns the objects."""
-        with self.lock:
-            gone: list[MemoryObj] = self.index.clear(True, REASON_NUMBER[RemovalReason.CLEAR])
-        return gone
+        return self._clear(only_evictable=True, stop_puts=False)
 
     def switch_off(self) -> None:
         """Take no puts any more, and unlist everything, in one step."""
-        with self.lock:
-            self.index.takes_puts = False
-            self.index.clear(False, REASON_NUMBER[RemovalReason.CLEAR])
+        self._clear(only_evictable=False, stop_puts=True)
+
+    def _clear(self, only_evictable: bool, stop_puts: bool) -> list[MemoryObj]:
+        wanted = (only_evictable, stop_puts, REASON_NUMBER[RemovalReason.CLEAR])
+        gone: list[MemoryObj]
+        try:
+            gone = self.index.clear(*wanted)
+        except LockIsHeld:
+            with self.lock:
+                gone = self.index.clear(*wanted, holds_lock=True)
+        return gone
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant of index, pool and ledger page."""

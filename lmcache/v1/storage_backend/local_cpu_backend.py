@@ -9,7 +9,12 @@ from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.errors import ConfigError
 from lmcache.v1.host_copy import copy_memory_objs
 from lmcache.v1.host_limits import check_pool_fits
-from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
+from lmcache.v1.memory_allocator import (
+    DEFAULT_ALIGN_BYTES,
+    Dtypes,
+    MemoryAllocatorInterface,
+    Shapes,
+)
 from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAllocator
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_metadata import size_of
@@ -112,11 +117,19 @@ class LocalCPUBackend(AllocatorBackendInterface):
                 "LMCACHE_MAX_LOCAL_CPU_SIZE to a positive number of GiB"
             )
         local_world_size = 1 if metadata is None else metadata.local_world_size
+        if size_gib * 2**30 < DEFAULT_ALIGN_BYTES:
+            raise ConfigError(
+                f"max_local_cpu_size={size_gib}: the pool must hold at least {DEFAULT_ALIGN_BYTES} "
+                "bytes; LMCACHE_MAX_LOCAL_CPU_SIZE is in GiB"
+            )
         check_pool_fits(size_gib, local_world_size, config.reserve_local_cpu_size)
         align_bytes = config.get_extra_config_value(_ALIGN_SETTING, None)
-        if align_bytes is not None and (align_bytes <= 0 or align_bytes & (align_bytes - 1)):
+        is_power = (
+            type(align_bytes) is int and align_bytes > 0 and not align_bytes & (align_bytes - 1)
+        )
+        if align_bytes is not None and not is_power:
             raise ConfigError(
-                f"extra_config {_ALIGN_SETTING}={align_bytes} must be a power of two of bytes"
+                f"extra_config {_ALIGN_SETTING}={align_bytes!r} must be a power of two of bytes"
             )
         logger.info(
             "CPU pool: %.4g GiB, pageable until a device backend pins it, policy %s",
@@ -185,8 +198,15 @@ class LocalCPUBackend(AllocatorBackendInterface):
             length: int = self.hot.index.prefix_length(keys)
             return length
         pinned = self.hot.index.pin_prefix(keys)
-        for key, memory_obj in zip(keys, pinned, strict=False):
-            self.pins.add(owner, key, memory_obj)
+        num_added = 0
+        try:
+            for key, memory_obj in zip(keys, pinned, strict=False):
+                self.pins.add(owner, key, memory_obj)
+                num_added += 1
+        except BaseException:  # interrupted: a pin in no table would never be released
+            for memory_obj in pinned[num_added:]:
+                memory_obj.unpin()
+            raise
         if pinned:
             PinMonitor.GetOrCreate().wake()
         return len(pinned)
@@ -206,8 +226,9 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     def _count_uses(self, keys: Sequence[CacheEngineKey]) -> None:
         if keys:
-            with self.cpu_lock:
-                self.hot.policy.move(keys, Motion.HIT)
+            # One native step, without `cpu_lock`: a finaliser may release a pin while its thread
+            # holds that lock.
+            self.hot.policy.move(keys, Motion.HIT)
 
     def pin(self, key: CacheEngineKey) -> bool:
         """Pin `key` without an owner; False when absent."""
@@ -298,15 +319,20 @@ class LocalCPUBackend(AllocatorBackendInterface):
         own_keys: list[CacheEngineKey] = []
         own_objs: list[MemoryObj] = []
         copies: list[MemoryObj] = []
-        for position, (key, obj) in enumerate(zip(keys, objs, strict=True)):
-            if position in to_copy:
-                copy = self._copy_of(obj, placement)
-                if copy is None:
-                    continue
-                copies.append(copy)
-                obj = copy
-            own_keys.append(key)
-            own_objs.append(obj)
+        try:
+            for position, (key, obj) in enumerate(zip(keys, objs, strict=True)):
+                if position in to_copy:
+                    copy = self._copy_of(obj, placement)
+                    if copy is None:
+                        continue
+                    copies.append(copy)
+                    obj = copy
+                own_keys.append(key)
+                own_objs.append(obj)
+        except BaseException:
+            for copy in copies:
+                copy.ref_count_down()
+            raise
         return tuple(own_keys), tuple(own_objs), copies
 
     def _copy_of(self, obj: MemoryObj, placement: Placement) -> MemoryObj | None:
@@ -315,7 +341,11 @@ class LocalCPUBackend(AllocatorBackendInterface):
         may_evict = placement is not Placement.SPARE
         copy = self.allocate(obj.get_shapes(), obj.get_dtypes(), fmt, may_evict, busy_loop=False)
         if copy is not None:
-            copy_memory_objs([copy], [obj])
+            try:
+                copy_memory_objs([copy], [obj])
+            except BaseException:
+                copy.ref_count_down()
+                raise
         return copy
 
     # --- reading ---------------------------------------------------------------------------------
@@ -345,7 +375,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         """Remove keys; returns how many were there."""
         if not force:
             return sum(self.remove(key, force) for key in keys)
-        return self.hot.remove(keys, RemovalReason.EXPLICIT)
+        return self.hot.remove(tuple(keys), RemovalReason.EXPLICIT)
 
     def clear(self) -> int:
         """Remove what nobody holds; returns its tokens, 0 while `use_hot` is off."""
@@ -356,7 +386,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def set_hot(self, enabled: bool) -> None:
         """Switch the hot cache; switched off, it forgets everything, held objects too."""
         if enabled:
-            self.use_hot = True
+            self.use_hot = not self._is_closed
         else:
             self.hot.switch_off()
 
@@ -433,6 +463,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
         self._is_closed = True
         if self._hot is not None:
             self._hot.switch_off()
+            self.room.close()
             self.memory_allocator.close()
 
 

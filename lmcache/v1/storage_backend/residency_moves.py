@@ -1,6 +1,5 @@
 """Touch and demote: move keys in every local tier's order and say what is known of them."""
 
-import contextlib
 import threading
 from collections.abc import Sequence
 
@@ -50,23 +49,43 @@ class ResidencyMoves:
         """
         checked = _checked_keys(keys)
         tiers = list(self._tiers.searched())
-        answers: list[bytes] = []
-        with contextlib.ExitStack() as locks:
-            for tier in tiers:
-                if tier.page is None:
-                    answers.append(bytes(len(checked)))
-                    continue
-                locks.enter_context(tier.backend.order_lock)
-                answers.append(self._ask(tier, checked, motion))
-            # Tiers report transitions under the locks held here, so one moment has one number.
-            ledger = self._tiers.ledger
-            seq = ledger.seq
-            if len(tiers) == 1 and _FAILED not in answers[0]:
-                codes, tier_codes = self._from_one_tier(tiers[0], answers[0], checked)
-            else:
-                codes, tier_codes = self._from_all_tiers(tiers, answers, checked)
+        return self._move_from(tiers, 0, [], checked, motion)
+
+    def _move_from(
+        self,
+        tiers: Sequence[Tier],
+        index: int,
+        answers: list[bytes],
+        keys: tuple[CacheEngineKey, ...],
+        motion: Motion,
+    ) -> TouchResult:
+        # One `with` a tier, nested by recursion: a signal handler that raises cannot fall between
+        # taking a lock and being sure to give it back, as with a stack of context managers.
+        if index == len(tiers):
+            return self._result(tiers, answers, keys)
+        tier = tiers[index]
+        if tier.page is None:
+            answers.append(bytes(len(keys)))
+            return self._move_from(tiers, index + 1, answers, keys, motion)
+        with tier.backend.order_lock:
+            answers.append(self._ask(tier, keys, motion))
+            return self._move_from(tiers, index + 1, answers, keys, motion)
+
+    def _result(
+        self,
+        tiers: Sequence[Tier],
+        answers: Sequence[bytes],
+        keys: tuple[CacheEngineKey, ...],
+    ) -> TouchResult:
+        # Tiers report transitions under the locks held here, so one moment has one number.
+        ledger = self._tiers.ledger
+        seq = ledger.seq
+        if len(tiers) == 1 and _FAILED not in answers[0]:
+            codes, tier_codes = self._from_one_tier(tiers[0], answers[0], keys)
+        else:
+            codes, tier_codes = self._from_all_tiers(tiers, answers, keys)
         names = [tier.name for tier in tiers]
-        return TouchResult(checked, codes, tier_codes, names, ledger.incarnation, seq)
+        return TouchResult(keys, codes, tier_codes, names, ledger.incarnation, seq)
 
     def _from_one_tier(
         self, tier: Tier, answers: bytes, keys: Sequence[CacheEngineKey]

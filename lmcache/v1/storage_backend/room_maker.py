@@ -4,7 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from lmcache.logging import init_logger
-from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
+from lmcache.v1.memory_allocator import (
+    Dtypes,
+    MemoryAllocatorInterface,
+    PoolMemoryAllocator,
+    Shapes,
+)
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.storage_backend.hot_cache import HotCache
@@ -33,6 +38,7 @@ class RoomMaker:
         self._hot = hot
         self.wait_timeout_seconds = wait_timeout_seconds
         self.num_failed_waits = 0
+        self._is_closed = False
 
     def take(
         self,
@@ -58,23 +64,20 @@ class RoomMaker:
                 lambda: self._take_foreign(shapes, dtypes, count, fmt, may_evict), may_wait
             )
         spec = pool_allocator.spec_for(shapes, dtypes, fmt)
+        if not _can_ever_fit(pool_allocator, spec.size_bytes, count):
+            return None
         if not may_evict:
             return pool_allocator.take_free(spec, count)
         owner = pool_allocator.owner
         made = self._hot.take_room(spec, count, owner)
-        if made is not None or not may_wait or not self._can_ever_fit(spec.size_bytes, count):
+        if made is not None or not may_wait:
             return made
         return self._wait_for(lambda: self._hot.take_room(spec, count, owner), may_wait)
 
-    def _can_ever_fit(self, size_bytes: int, count: int) -> bool:
-        if size_bytes * count <= self._hot.pool.gauges()["capacity_bytes"]:
-            return True
-        logger.error(
-            "%d objects of %d bytes can never fit the CPU pool; raise LMCACHE_MAX_LOCAL_CPU_SIZE",
-            count,
-            size_bytes,
-        )
-        return False
+    def close(self) -> None:
+        """Let every waiting allocation give up."""
+        self._is_closed = True
+        self._hot.pool.wake_waiting()
 
     def _take_foreign(
         self, shapes: Shapes, dtypes: Dtypes, count: int, fmt: MemoryFormat, may_evict: bool
@@ -92,7 +95,7 @@ class RoomMaker:
         while True:
             version = pool.version
             made = attempt()
-            if made is not None or not may_wait:
+            if made is not None or not may_wait or self._is_closed:
                 return made
             left_seconds = deadline_s - time.monotonic()
             if left_seconds <= 0 or not pool.wait_for_release(version, left_seconds):
@@ -105,3 +108,15 @@ class RoomMaker:
             self._hot.index.gauges(),
         )
         return None
+
+
+def _can_ever_fit(allocator: PoolMemoryAllocator, size_bytes: int, count: int) -> bool:
+    units = -(-size_bytes // allocator.align_bytes)
+    if units * count <= allocator.buffer.numel() // allocator.align_bytes:
+        return True
+    logger.error(
+        "%d objects of %d bytes can never fit the CPU pool; raise LMCACHE_MAX_LOCAL_CPU_SIZE",
+        count,
+        size_bytes,
+    )
+    return False

@@ -13,6 +13,7 @@ from lmcache.v1.errors import ConfigError, UnsupportedFeatureError
 from lmcache.v1.memory_allocator import Dtypes, Shapes
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.native import check_keys
 from lmcache.v1.pin_table import PinOwner
 from lmcache.v1.storage_backend.abstract_backend import (
     AllocatorBackendInterface,
@@ -215,7 +216,8 @@ class StorageManager:
         if not isinstance(placement, Placement):
             raise TypeError(f"placement must be a Placement, not {placement!r}")
         cpu = self.local_cpu_backend
-        return cpu is not None and cpu.would_admit(nbytes, placement)
+        is_sane = nbytes < 1 << 63  # what the core counts in
+        return is_sane and cpu is not None and cpu.would_admit(nbytes, placement)
 
     # --- cache events ----------------------------------------------------------------------------
     def subscribe(
@@ -327,12 +329,15 @@ class StorageManager:
 
         A hit below the CPU tier is written back into it.
         """
+        check_keys((key,))
         return self._walk.get(key, location)
 
     def batched_get(
         self, keys: Sequence[CacheEngineKey], location: str | None = None
     ) -> list[MemoryObj | None]:
         """Return one object or None per key, each from the first tier that has it; uses."""
+        keys = tuple(keys)
+        check_keys(keys)
         return self._walk.batched_get(keys, location)
 
     def get_non_blocking(
@@ -354,6 +359,7 @@ class StorageManager:
         owner: PinOwner | None = None,
     ) -> str | None:
         """Return the name of the first tier that holds `key`, or None; `pin` it for `owner`."""
+        check_keys((key,))
         return self._walk.contains(key, search_range, pin, owner)
 
     def batched_contains(
@@ -368,6 +374,8 @@ class StorageManager:
         With `pin` the prefix is pinned for `owner`; one lookup id pins and uses a key once, however
         often its request asks.
         """
+        keys = tuple(keys)
+        check_keys(keys)
         return self._walk.batched_contains(keys, search_range, pin, owner)
 
     def get_block_mapping(
@@ -385,6 +393,8 @@ class StorageManager:
         owner: PinOwner | None = None,
     ) -> None:
         """Release one pin of each key that belongs to `owner` (owner-less ones without)."""
+        keys = tuple(keys)
+        check_keys(keys)
         self._walk.release_pins(keys, locations, owner)
 
     # --- removing --------------------------------------------------------------------------------
@@ -396,6 +406,8 @@ class StorageManager:
         self, keys: Sequence[CacheEngineKey], locations: Collection[str] | None = None
     ) -> int:
         """Remove keys from all tiers, or from `locations`; returns the number of copies."""
+        keys = tuple(keys)
+        check_keys(keys)
         return self._walk.remove(keys, locations)
 
     def clear(self, locations: Collection[str] | None = None) -> int:
