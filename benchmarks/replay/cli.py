@@ -1,6 +1,7 @@
 """Command line of the replay."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = _settings(options)
         rows = _rows(options)
+        if options.json is not None:  # found out now, not after the whole run
+            options.json.touch()
     except (SettingsError, TraceError, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -139,6 +142,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 def _settings(options: argparse.Namespace) -> Settings:
     window_ms = derived_window_ms(options.pool_blocks)
     if options.verified_for_s is not None:
+        if not math.isfinite(options.verified_for_s):
+            raise SettingsError(f"--verified-for-s must be finite, not {options.verified_for_s}")
         window_ms = round(options.verified_for_s * 1000)
     return Settings(
         pool_blocks=options.pool_blocks,

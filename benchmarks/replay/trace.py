@@ -63,7 +63,7 @@ def write_trace(path: Path, rows: Iterable[TraceRow]) -> None:
 def _parse_line(path: Path, line_number: int, line: str) -> TraceRow:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not JSON, a number too long, nested too deep
         raise TraceError(path, line_number, f"not JSON ({error})") from error
     if not isinstance(record, dict):
         raise TraceError(path, line_number, f"a {type(record).__name__} instead of an object")

@@ -94,3 +94,12 @@ def test_empty_file_is_an_error(trace_file: Path) -> None:
     trace_file.write_text("\n")
     with pytest.raises(TraceError, match="holds no request"):
         read_trace(trace_file)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"timestamp": ' + "9" * 5000 + "}"])
+def test_json_that_is_too_deep_or_a_number_too_long_is_an_error_with_its_line(tmp_path, line):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line + "\n")
+
+    with pytest.raises(TraceError, match=r"trace\.jsonl.*1"):
+        list(read_trace(path))
