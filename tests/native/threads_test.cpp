@@ -66,9 +66,11 @@ void a_release_wakes_a_waiting_allocation() {
           got = true;
           return;
         }
-        CHECK(pool->wait_for_release(version, 30.0));
+        CHECK(pool->wait_for_release(version, 3600.0));  // a lost wake-up hangs the test
       }
     });
+    // Every other round the release surely meets a waiter, else it may come first.
+    while (round % 2 == 0 && pool->gauges(nullptr).num_waiting == 0) std::this_thread::yield();
     pool->ref_down(held);
     waiter.join();
     CHECK(got);

@@ -34,8 +34,11 @@ held = [sm.get(key) for key in keys(2)]
 def work(): sm.batched_allocate(held[0].get_shapes(), held[0].get_dtypes(), 2)
 """,
     "waits_for_the_lock": """
+import atexit
 sm.local_cpu_backend.cpu_lock.acquire()
-def work(): sm.get(keys(1)[0])
+atexit.register(sm.local_cpu_backend.cpu_lock.release)
+def work():
+    while True: sm.get(keys(1)[0]).ref_count_down()
 """,
     "copies": """
 from lmcache.v1.host_copy import copy_memory_objs
