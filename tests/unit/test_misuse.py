@@ -148,7 +148,7 @@ def test_a_closed_manager_lists_nothing_any_more(manager):
 
 
 @pytest.mark.parametrize("busy", ["unpin", "allocate", "remove", "touch", "get", "put"])
-def test_a_finaliser_may_release_pins_wherever_the_collector_runs_it(manager, busy):
+def test_a_finaliser_may_release_pins_and_read_wherever_the_collector_runs_it(manager, busy):
     put_all(manager, keys(3))
     k1, k2, k3 = keys(3)
 
@@ -159,6 +159,7 @@ def test_a_finaliser_may_release_pins_wherever_the_collector_runs_it(manager, bu
 
         def __del__(self):
             manager.batched_unpin([k1], owner=self.owner)
+            manager.get(k1).ref_count_down()
 
     work = {
         "unpin": lambda: (manager.contains(k2, pin=True), manager.batched_unpin([k2])),

@@ -23,6 +23,17 @@ _ABSENT, _MOVED, _FAILED = 0, 1, 3
 _FIRST_TIER_CODES = bytes([NO_TIER, 0, 0] + [NO_TIER] * 253)
 
 
+class _Outcome:
+    """What one batch found out, filled in under the locks."""
+
+    __slots__ = ("answers", "codes", "seq", "tier_codes")
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+        self.codes = self.tier_codes = b""
+        self.seq = 0
+
+
 class ResidencyMoves:
     """Moves batches of keys in the orders of all searched tiers.
 
@@ -49,50 +60,48 @@ class ResidencyMoves:
         """
         checked = _checked_keys(keys)
         tiers = list(self._tiers.searched())
-        return self._move_from(tiers, 0, [], checked, motion)
+        outcome = _Outcome()
+        self._move_from(tiers, outcome, checked, motion)
+        names = [tier.name for tier in tiers]
+        incarnation = self._tiers.ledger.incarnation
+        return TouchResult(
+            checked, outcome.codes, outcome.tier_codes, names, incarnation, outcome.seq
+        )
 
     def _move_from(
         self,
         tiers: Sequence[Tier],
-        index: int,
-        answers: list[bytes],
+        outcome: "_Outcome",
         keys: tuple[CacheEngineKey, ...],
         motion: Motion,
-    ) -> TouchResult:
+    ) -> None:
         # One `with` a tier, nested by recursion: a signal handler that raises cannot fall between
         # taking a lock and being sure to give it back, as with a stack of context managers.
-        if index == len(tiers):
-            return self._result(tiers, answers, keys)
-        tier = tiers[index]
+        answers = outcome.answers
+        if len(answers) == len(tiers):
+            self._judge(tiers, outcome, keys)
+            return
+        tier = tiers[len(answers)]
         if tier.page is None:
             answers.append(bytes(len(keys)))
-            return self._move_from(tiers, index + 1, answers, keys, motion)
+            self._move_from(tiers, outcome, keys, motion)
+            return
         with tier.backend.order_lock:
             answers.append(self._ask(tier, keys, motion))
-            return self._move_from(tiers, index + 1, answers, keys, motion)
+            self._move_from(tiers, outcome, keys, motion)
 
-    def _result(
-        self,
-        tiers: Sequence[Tier],
-        answers: Sequence[bytes],
-        keys: tuple[CacheEngineKey, ...],
-    ) -> TouchResult:
-        # Tiers report transitions under the locks held here, so one moment has one number.
-        ledger = self._tiers.ledger
-        seq = ledger.seq
-        if len(tiers) == 1 and _FAILED not in answers[0]:
-            codes, tier_codes = self._from_one_tier(tiers[0], answers[0], keys)
+    def _judge(
+        self, tiers: Sequence[Tier], outcome: "_Outcome", keys: tuple[CacheEngineKey, ...]
+    ) -> None:
+        # Tiers report transitions under the locks held here, so one moment has one number. With the
+        # CPU tier alone nothing is made that could start a garbage collection under its lock.
+        answers = outcome.answers
+        outcome.seq = self._tiers.ledger.seq
+        if len(tiers) == 1 and tiers[0].name == self._cpu_name and _FAILED not in answers[0]:
+            outcome.codes = answers[0]
+            outcome.tier_codes = answers[0].translate(_FIRST_TIER_CODES)
         else:
-            codes, tier_codes = self._from_all_tiers(tiers, answers, keys)
-        names = [tier.name for tier in tiers]
-        return TouchResult(keys, codes, tier_codes, names, ledger.incarnation, seq)
-
-    def _from_one_tier(
-        self, tier: Tier, answers: bytes, keys: Sequence[CacheEngineKey]
-    ) -> tuple[bytes, bytes]:
-        if tier.name != self._cpu_name or tier.page is None:
-            return self._from_all_tiers([tier], [answers], keys)
-        return answers, answers.translate(_FIRST_TIER_CODES)
+            outcome.codes, outcome.tier_codes = self._from_all_tiers(tiers, answers, keys)
 
     def _from_all_tiers(
         self, tiers: Sequence[Tier], answers: Sequence[bytes], keys: Sequence[CacheEngineKey]
