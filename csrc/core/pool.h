@@ -124,7 +124,6 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool use_locked(EvictionOrder& order, Entry* entry, Use kind, uint64_t batch);
   void ref_up_locked(Block& block);
   void pin_locked(Block& block);
-  bool is_evictable_locked(const Entry* entry) const { return !entry->block->held(); }
 
  private:
   friend class Block;

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.memory_allocator import Dtypes, MemoryAllocatorInterface, Shapes
 from lmcache.v1.memory_format import MemoryFormat
@@ -290,10 +288,3 @@ class StoragePluginInterface(StorageBackendInterface):
 
 
 ConfigurableStorageBackendInterface = StoragePluginInterface
-
-
-def shape_and_dtype_for(
-    metadata: "LMCacheMetadata", num_tokens: int
-) -> tuple[list[torch.Size], list[torch.dtype]]:
-    """Return what a chunk of `num_tokens` takes, through the metadata's accessors alone."""
-    return metadata.get_shapes(num_tokens), metadata.get_dtypes()
