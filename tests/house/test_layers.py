@@ -14,6 +14,7 @@ LAYERS = [
     ("lmcache.logging", 0),
     ("lmcache.v1.clock", 0),
     ("lmcache.v1.errors", 0),
+    ("lmcache.v1.stats", 0),
     ("lmcache.v1.memory_format", 0),
     ("lmcache.v1.native", 0),
     ("lmcache.v1.dtype_names", 0),
