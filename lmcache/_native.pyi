@@ -285,6 +285,9 @@ class HotIndex:
     def pin_prefix(self, keys: object) -> list[Any]:
         """Pin the resident prefix; returns its memory objects."""
 
+    def hold_prefix(self, keys: object) -> list[Any]:
+        """The memory objects of the resident prefix, each with a reference."""
+
     def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None, holds_lock: bool = False) -> Any:
         """`count` new blocks, evicting as little as needed; None evicts nothing."""
 
@@ -361,3 +364,8 @@ class HostPages:
 
     @property
     def size_bytes(self) -> int: ...
+
+def pack_int64(numbers: object) -> bytes:
+    """
+    The numbers as little-endian int64; ValueError names the position of one that is none.
+    """

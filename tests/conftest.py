@@ -3,6 +3,7 @@
 import os
 
 import builders
+import engine_builders
 import pytest
 import torch
 
@@ -67,6 +68,33 @@ def make_manager(metadata):
 def manager(make_manager):
     """An LRU manager with a pool of eight chunks."""
     return make_manager()
+
+
+@pytest.fixture
+def connector():
+    """A connector of ATOM's kind over 512 blocks of 4 tokens."""
+    return engine_builders.AtomConnector()
+
+
+@pytest.fixture
+def make_engine(connector):
+    """`make_engine(num_chunks=16, connector=..., **settings)`; checked and closed."""
+    made = []
+
+    def make(connector=connector, **settings):
+        made.append(engine_builders.make_engine(connector, **settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.check_integrity()
+        engine.close()
+
+
+@pytest.fixture
+def engine(make_engine):
+    """An engine with a pool of 16 chunks of 16 tokens."""
+    return make_engine()
 
 
 def pytest_runtest_logreport(report):

@@ -298,7 +298,8 @@ class HotIndex {
     return n;
   }
 
-  nb::list pin_prefix(nb::handle keys) {
+  // Protects the resident prefix, by a pin or by a reference each; moves nothing.
+  nb::list protect_prefix(nb::handle keys, bool by_pin) {
     const KeySequence sequence(keys);
     std::vector<Entry*> entries;
     for (size_t i = 0; i < sequence.size(); ++i) {
@@ -307,7 +308,13 @@ class HotIndex {
       entries.push_back(entry);
     }
     pool_->locked([&] {
-      for (Entry* entry : entries) pool_->pin_locked(*entry->block);
+      for (Entry* entry : entries) {
+        if (by_pin) {
+          pool_->pin_locked(*entry->block);
+        } else {
+          pool_->ref_up_locked(*entry->block);
+        }
+      }
     });
     std::vector<nb::object> objects;
     for (Entry* e : entries) objects.push_back(nb::borrow(static_cast<PyObject*>(e->value)));
@@ -550,8 +557,12 @@ void bind_index(nb::module_& m) {
           "demote", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kDemote); },
           nb::arg("keys"), "To the end where victims are taken; answers like touch.")
       .def("prefix_length", &HotIndex::prefix_length, nb::arg("keys"))
-      .def("pin_prefix", &HotIndex::pin_prefix, nb::arg("keys"),
-           "Pin the resident prefix; returns its memory objects.")
+      .def(
+          "pin_prefix", [](HotIndex& self, nb::handle k) { return self.protect_prefix(k, true); },
+          nb::arg("keys"), "Pin the resident prefix; returns its memory objects.")
+      .def(
+          "hold_prefix", [](HotIndex& self, nb::handle k) { return self.protect_prefix(k, false); },
+          nb::arg("keys"), "The memory objects of the resident prefix, each with a reference.")
       .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(),
            nb::arg("nbytes"), nb::arg("count"), nb::arg("parent").none(),
            nb::arg("holds_lock") = false,

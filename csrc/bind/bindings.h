@@ -61,5 +61,6 @@ void bind_index(nb::module_& m);
 void bind_ledger(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_copy(nb::module_& m);
+void bind_tokens(nb::module_& m);
 
 }  // namespace lmcache

@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
   lmcache::bind_index(m);
   lmcache::bind_order(m);
   lmcache::bind_copy(m);
+  lmcache::bind_tokens(m);
 }

@@ -39,12 +39,14 @@ class ChunkHasher(ABC):
 
     Attributes:
         name: How settings call it.
+        fits_64_bits: Its hashes are signed or unsigned integers of 64 bits.
         root: Parent of a first chunk.
 
     Threads: stateless, safe from any thread.
     """
 
     name: ClassVar[str]
+    fits_64_bits: ClassVar[bool] = True
     root: int = 0
 
     @abstractmethod
@@ -83,6 +85,7 @@ class Sha256Hasher(ChunkHasher):
     """SHA-256 over the parent's digest and the token ids, cut to 128 bits."""
 
     name = "sha256"
+    fits_64_bits = False
 
     def chain(
         self, tokens: TokenIds, chunk_tokens: int, num_tokens: int, parent: int | None = None

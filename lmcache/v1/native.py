@@ -19,6 +19,7 @@ try:
         copy_batch,
         leave_native_regions,
         make_keys,
+        pack_int64,
     )
 except ImportError as error:
     raise ImportError(
@@ -42,6 +43,7 @@ __all__ = [
     "check_pairs",
     "copy_batch",
     "make_keys",
+    "pack_int64",
 ]
 
 _EXIT_WAIT_SECONDS = 10.0

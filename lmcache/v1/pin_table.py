@@ -1,52 +1,43 @@
-"""Who pinned which memory object, and whether the pin was counted as a use."""
+"""Who pinned what, and whether the pin was counted as a use."""
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import NewType, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.clock import Clock, SystemClock
-from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.pin_holders import (
+    AnonymousHolder,
+    AnonymousPins,
+    LookupPins,
+    Pinned,
+    PinOwner,
+    Released,
+)
 
 logger = init_logger(__name__)
 
 Key = CacheEngineKey
-PinOwner = NewType("PinOwner", str)
 _Result = TypeVar("_Result")
 
-
-@dataclass(slots=True)
-class _Pin:
-    memory_obj: MemoryObj
-    count: int
-    deadline_s: float
-    is_counted: bool = False
+__all__ = ["PinOwner", "PinTable", "Pinned"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Anonymous:
-    """Owner of pins without one: the thread, and the asyncio task in it, that took them."""
-
-    thread_id: int
-    task_id: int
-
-
-def _anonymous_owner() -> _Anonymous:
+def _anonymous_holder() -> AnonymousHolder:
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
         task = None
-    return _Anonymous(threading.get_ident(), id(task) if task is not None else 0)
+    return AnonymousHolder(threading.get_ident(), id(task) if task is not None else 0)
 
 
-def _unpin(memory_objs: Iterable[MemoryObj]) -> None:
+def _unpin(carriers: Iterable[Pinned]) -> None:
     # Outside the table's lock: the last pin may free the object, and a foreign allocator is told.
-    for memory_obj in memory_objs:
-        memory_obj.unpin()
+    for carrier in carriers:
+        carrier.unpin()
 
 
 class PinTable:
@@ -55,11 +46,10 @@ class PinTable:
         pin's state   meaning                                            who may leave it
         uncounted     taken; its use has not moved the order yet         take_uncounted, release
         counted       its use is in the order                            release
-        released      the object lost this pin; forgotten here           nobody
+        released      the carrier lost this pin; forgotten here          nobody
 
     A pin that is older than `timeout_seconds` is released by `expire`. Releasing what is not there
-    is a counted no-op. Owner-less pins of one key are interchangeable: their release takes this
-    thread's or task's first, then another's: callers of 0.5.6 pin and unpin on different threads.
+    is a counted no-op.
 
     `_lock` guards every member, and no other lock is taken inside. A release that a finaliser makes
     while its own thread holds the lock waits in a queue that the holder empties when it is done.
@@ -74,11 +64,9 @@ class PinTable:
         self.clock: Clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._is_busy = False
-        self._deferred: queue.SimpleQueue[tuple[PinOwner | None, tuple[Key, ...]]] = (
-            queue.SimpleQueue()
-        )
-        self._pins: dict[Hashable, dict[Key, _Pin]] = {}
-        self._anonymous_by_key: dict[Key, dict[_Anonymous, None]] = {}
+        self._deferred: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._lookups = LookupPins()
+        self._anonymous = AnonymousPins()
         self.num_forced_releases = 0
         self.num_unmatched_releases = 0
 
@@ -91,59 +79,35 @@ class PinTable:
             finally:
                 self._is_busy = was_busy
         while not was_busy and not self._deferred.empty():
-            self.release(*self._deferred.get())
+            self._deferred.get()()
         return result
 
-    def add(self, owner: PinOwner | None, key: Key, memory_obj: MemoryObj) -> None:
-        """Take over one pin that `memory_obj` already carries.
+    def add(self, owner: PinOwner | None, keys: Sequence[Key], carriers: Sequence[Pinned]) -> None:
+        """Take over one pin that each carrier has already.
 
-        A named owner has at most one pin a key, however often its request repeats the lookup.
+        A named owner keeps at most one pin a key: what it has twice is released.
         """
-        holder: Hashable = _anonymous_owner() if owner is None else owner
         deadline_s = self.clock.monotonic() + self.timeout_seconds
-        _unpin(self._alone(lambda: self._add_locked(holder, key, memory_obj, deadline_s)))
-
-    def _add_locked(
-        self, holder: Hashable, key: Key, memory_obj: MemoryObj, deadline_s: float
-    ) -> list[MemoryObj]:
-        """Return the objects that have a pin too many now."""
-        pins = self._pins.setdefault(holder, {})
-        pin = pins.get(key)
-        if pin is None:
-            pins[key] = _Pin(memory_obj, 1, deadline_s)
-            if isinstance(holder, _Anonymous):
-                self._anonymous_by_key.setdefault(key, {})[holder] = None
-            return []
-        pin.deadline_s = deadline_s
-        if pin.memory_obj is not memory_obj:  # replaced meanwhile: the newer copy is the pinned one
-            surplus = [pin.memory_obj] * pin.count
-            pin.memory_obj, pin.count = memory_obj, 1
-            return surplus
-        if not isinstance(holder, _Anonymous):
-            return [memory_obj]
-        pin.count += 1
-        pin.is_counted = False
-        return []
+        if owner is None:
+            holder = _anonymous_holder()
+            surplus = self._alone(lambda: self._anonymous.add(holder, keys, carriers, deadline_s))
+        else:
+            surplus = self._alone(lambda: self._lookups.add(owner, keys, carriers, deadline_s))
+        _unpin(surplus)
 
     def uncounted(self, owner: PinOwner | None) -> list[Key]:
         """Return the keys whose use is not in the order yet, as pinned."""
-        holder: Hashable = _anonymous_owner() if owner is None else owner
-        return self._alone(
-            lambda: [k for k, pin in self._pins.get(holder, {}).items() if not pin.is_counted]
-        )
+        if owner is None:
+            holder = _anonymous_holder()
+            return self._alone(lambda: self._anonymous.uncounted(holder))
+        return self._alone(lambda: self._lookups.uncounted(owner))
 
     def take_uncounted(self, owner: PinOwner | None) -> list[Key]:
         """Return the keys whose use is not in the order yet, as pinned; they count as of now."""
-        holder: Hashable = _anonymous_owner() if owner is None else owner
-
-        def take() -> list[Key]:
-            pins = self._pins.get(holder, {})
-            taken = [key for key, pin in pins.items() if not pin.is_counted]
-            for key in taken:
-                pins[key].is_counted = True
-            return taken
-
-        return self._alone(take)
+        if owner is None:
+            holder = _anonymous_holder()
+            return self._alone(lambda: self._anonymous.take_uncounted(holder))
+        return self._alone(lambda: self._lookups.take_uncounted(owner))
 
     def release(self, owner: PinOwner | None, keys: Iterable[Key]) -> tuple[int, list[Key]]:
         """Release one pin of each key that belongs to `owner`, and of nobody else.
@@ -153,49 +117,43 @@ class PinTable:
             finaliser inside this very table: (0, []), and they are released when the table is free.
         """
         wanted = tuple(keys)
+        if self._is_deferred(lambda: self.release(owner, wanted)):
+            return 0, []
+        if owner is None:
+            holder = _anonymous_holder()
+            released = self._alone(lambda: self._anonymous.release(holder, wanted))
+        else:
+            released = self._alone(lambda: self._lookups.release(owner, wanted))
+        return self._settle(released)
+
+    def release_all(self, owner: PinOwner) -> tuple[int, list[Key]]:
+        """Release every pin of `owner`; answers like `release`."""
+        if self._is_deferred(lambda: self.release_all(owner)):
+            return 0, []
+        return self._settle(self._alone(lambda: self._lookups.release_all(owner)))
+
+    def _is_deferred(self, release: Callable[[], object]) -> bool:
         with self._lock:
             if self._is_busy:
-                self._deferred.put((owner, wanted))
-                return 0, []
-        released, uncounted = self._alone(lambda: self._release_locked(owner, wanted))
-        _unpin(released)
-        return len(released), uncounted
+                self._deferred.put(release)
+            return self._is_busy
 
-    def _release_locked(
-        self, owner: PinOwner | None, keys: tuple[Key, ...]
-    ) -> tuple[list[MemoryObj], list[Key]]:
-        released: list[MemoryObj] = []
-        uncounted: list[Key] = []
-        for key in keys:
-            holder = self._holder_of(owner, key)
-            pins = self._pins.get(holder)
-            pin = pins.get(key) if pins is not None else None
-            if pins is None or pin is None:
-                self.num_unmatched_releases += 1
-                continue
-            released.append(pin.memory_obj)
-            if not pin.is_counted:
-                uncounted.append(key)
-                pin.is_counted = True
-            if pin.count <= 1:
-                self._forget(holder, key)
-            else:
-                pin.count -= 1
-        return released, uncounted
-
-    def release_all(self, owner: PinOwner) -> list[Key]:
-        """Release every pin of `owner`; returns the keys that were not counted as used yet."""
-        keys = self._alone(lambda: list(self._pins.get(owner, ())))
-        return self.release(owner, keys)[1]
+    def _settle(self, released: Released) -> tuple[int, list[Key]]:
+        with self._lock:
+            self.num_unmatched_releases += released.num_unmatched
+        _unpin(released.carriers)
+        return len(released.carriers), released.uncounted
 
     def expire(self) -> int:
         """Release every pin past its deadline; returns how many."""
         if self.timeout_seconds <= 0:
             return 0
         now_s = self.clock.monotonic()
-        expired = self._alone(lambda: self._expire_locked(now_s))
+        expired = self._alone(lambda: self._lookups.expire(now_s) + self._anonymous.expire(now_s))
         _unpin(expired)
         if expired:
+            with self._lock:
+                self.num_forced_releases += len(expired)
             logger.warning(
                 "%d pins were older than %s s (pin_timeout_sec) and were released: a lookup was "
                 "neither followed by a retrieve nor by lookup_unpin",
@@ -204,51 +162,17 @@ class PinTable:
             )
         return len(expired)
 
-    def _expire_locked(self, now_s: float) -> list[MemoryObj]:
-        expired: list[MemoryObj] = []
-        for holder, pins in list(self._pins.items()):
-            for key, pin in list(pins.items()):
-                if pin.deadline_s <= now_s:
-                    expired += [pin.memory_obj] * pin.count
-                    self._forget(holder, key)
-        self.num_forced_releases += len(expired)
-        return expired
-
-    def _holder_of(self, owner: PinOwner | None, key: Key) -> Hashable:
-        if owner is not None:
-            return owner
-        mine = _anonymous_owner()
-        holders = self._anonymous_by_key.get(key, {})
-        return mine if mine in holders else next(iter(holders), mine)
-
-    def _forget(self, holder: Hashable, key: Key) -> None:
-        pins = self._pins[holder]
-        del pins[key]
-        if not pins:
-            del self._pins[holder]
-        if isinstance(holder, _Anonymous):
-            holders = self._anonymous_by_key[key]
-            del holders[holder]
-            if not holders:
-                del self._anonymous_by_key[key]
+    def pins_by_owner(self) -> dict[PinOwner, list[Key]]:
+        """Return what each lookup id holds, as pinned."""
+        return self._alone(self._lookups.keys_by_owner)
 
     @property
     def num_pins(self) -> int:
         """Pins held now, over all owners."""
-        return self._alone(
-            lambda: sum(pin.count for pins in self._pins.values() for pin in pins.values())
-        )
+        return self._alone(lambda: self._lookups.num_pins + self._anonymous.num_pins)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a pin is not on its object, or an index names none."""
+        """Raise AssertionError when a pin is not on its carrier, or an index names none."""
         with self._lock:
-            for holder, pins in self._pins.items():
-                if not pins:
-                    raise AssertionError(f"{holder} is listed without a pin")
-                for key, pin in pins.items():
-                    if pin.count <= 0 or pin.memory_obj.pin_count < pin.count:
-                        raise AssertionError(f"{key} lacks pins of {holder}")
-            for key, holders in self._anonymous_by_key.items():
-                for holder in holders:
-                    if key not in self._pins.get(holder, {}):
-                        raise AssertionError(f"{key} names a holder without a pin")
+            self._lookups.check_integrity()
+            self._anonymous.check_integrity()

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,29 @@ ProcessTokensResult: TypeAlias = tuple[int, int, CacheEngineKey | ChunkHash]
 
 _DEFAULT_ALGORITHM = "sha256"
 _DEFAULT_CHUNK_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The chunks of a request, head first, those that its mask leaves out included.
+
+    Attributes:
+        hashes: One chunk hash each.
+        starts, ends: Token positions.
+        num_masked: How many of the first chunks the mask leaves out.
+        num_tokens: Tokens of the request, those of an unfull tail included.
+    """
+
+    hashes: Sequence[ChunkHash]
+    starts: list[int]
+    ends: list[int]
+    num_masked: int
+    num_tokens: int
+
+    @property
+    def num_wanted_tokens(self) -> int:
+        """Tokens that the mask does not leave out."""
+        return self.num_tokens - (self.ends[self.num_masked - 1] if self.num_masked else 0)
 
 
 class TokenDatabase(ABC):
@@ -76,9 +100,14 @@ class TokenDatabase(ABC):
                 mask breaks its rule.
         """
 
-    def _make_keys(
-        self, hashes: Sequence[ChunkHash], request_configs: Mapping[str, object] | None
+    def make_keys(
+        self, hashes: Sequence[ChunkHash], request_configs: Mapping[str, object] | None = None
     ) -> list[CacheEngineKey]:
+        """Return the key of each chunk hash.
+
+        Raises:
+            ValueError: There is no metadata, or a tag of the request cannot be part of a key.
+        """
         metadata = self.metadata
         if metadata is None:
             raise ValueError("Keys need metadata; give some or ask for hashes (make_key=False)")
@@ -127,22 +156,36 @@ class ChunkedTokenDatabase(TokenDatabase):
         request_configs: Mapping[str, object] | None = None,
     ) -> Iterator[ProcessTokensResult]:
         """See `TokenDatabase.process_tokens`; a partial tail needs `save_unfull_chunk`."""
-        chunk_hashes: Sequence[ChunkHash]
-        if tokens is not None:
-            check_tokens(tokens)
-            num_skipped = self._num_masked_tokens(mask, len(tokens))
-            num_tokens = self._num_chunked_tokens(len(tokens))
-            all_hashes = list(self.hasher.chain(tokens, self.chunk_size, num_tokens))
-            chunk_hashes = all_hashes[num_skipped // self.chunk_size :]
-            starts = list(range(num_skipped, num_tokens, self.chunk_size))
-            ends = [min(start + self.chunk_size, num_tokens) for start in starts]
-        elif hashes is not None:
-            chunk_hashes = hashes
+        chunks = self.split(tokens, hashes, offsets, mask)
+        first = chunks.num_masked
+        wanted = chunks.hashes[first:]
+        items = self.make_keys(wanted, request_configs) if make_key else wanted
+        yield from zip(chunks.starts[first:], chunks.ends[first:], items, strict=True)
+
+    def split(
+        self,
+        tokens: TokenIds | None = None,
+        hashes: Sequence[ChunkHash] | None = None,
+        offsets: Sequence[int] | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> Chunks:
+        """Return all chunks of a request; arguments as of `TokenDatabase.process_tokens`.
+
+        Raises:
+            ValueError: As `TokenDatabase.process_tokens`.
+        """
+        if tokens is None:
+            if hashes is None:
+                raise ValueError("Either tokens or hashes must be given")
             starts, ends = _ranges_of(hashes, offsets)
-        else:
-            raise ValueError("Either tokens or hashes must be given")
-        chunks = self._make_keys(chunk_hashes, request_configs) if make_key else chunk_hashes
-        yield from zip(starts, ends, chunks, strict=True)
+            return Chunks(hashes, starts, ends, 0, ends[-1] if ends else 0)
+        check_tokens(tokens)
+        num_masked = self._num_masked_tokens(mask, len(tokens)) // self.chunk_size
+        num_tokens = self._num_chunked_tokens(len(tokens))
+        starts = list(range(0, num_tokens, self.chunk_size))
+        ends = [min(start + self.chunk_size, num_tokens) for start in starts]
+        all_hashes = list(self.hasher.chain(tokens, self.chunk_size, num_tokens))
+        return Chunks(all_hashes, starts, ends, min(num_masked, len(starts)), len(tokens))
 
     def _num_chunked_tokens(self, num_tokens: int) -> int:
         if self.config is None or self.config.save_unfull_chunk:

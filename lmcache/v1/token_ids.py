@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 import torch
 
+from lmcache.v1.native import pack_int64
+
 TokenIds: TypeAlias = torch.Tensor | Sequence[int]
 TOKEN_BYTES = 8
 
@@ -43,10 +45,7 @@ def token_bytes(tokens: TokenIds) -> bytes:
         if sys.byteorder == "little":
             return tensor_bytes(tokens.to(device="cpu", dtype=torch.int64))
         tokens = tokens.tolist()
-    try:
-        return struct.pack(f"<{len(tokens)}q", *tokens)
-    except struct.error as error:
-        raise ValueError(f"A token id is not a whole number of 64 bits: {error}") from None
+    return pack_int64(tokens)
 
 
 def token_ints(tokens: TokenIds) -> tuple[int, ...]:

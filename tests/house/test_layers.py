@@ -36,6 +36,10 @@ LAYERS = [
     ("lmcache.v1.cbor", 3),
     ("lmcache.v1.chunk_hash", 3),
     ("lmcache.v1.storage_backend", 4),
+    ("lmcache.v1.engine", 5),
+    ("lmcache.v1.cache_engine", 5),
+    ("lmcache.v1.rpc_utils", 1),
+    ("lmcache.v1.lookup_client", 5),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

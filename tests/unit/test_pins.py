@@ -191,7 +191,7 @@ def test_pinning_an_absent_key_takes_no_pin(stored):
 
 def test_a_pin_expires_after_its_time_out_and_not_before(table, clock, pool):
     obj = pinned(pool)
-    table.add("A", keys(1)[0], obj)
+    table.add("A", keys(1), [obj])
 
     clock.advance(TIMEOUT_SECONDS - 1)
     assert table.expire() == 0
@@ -203,10 +203,10 @@ def test_a_pin_expires_after_its_time_out_and_not_before(table, clock, pool):
 
 def test_a_repeated_lookup_starts_the_time_out_anew(table, clock, pool):
     obj = pinned(pool)
-    table.add("A", keys(1)[0], obj)
+    table.add("A", keys(1), [obj])
     clock.advance(TIMEOUT_SECONDS - 1)
     obj.pin()
-    table.add("A", keys(1)[0], obj)
+    table.add("A", keys(1), [obj])
 
     clock.advance(TIMEOUT_SECONDS - 1)
 
@@ -217,10 +217,10 @@ def test_a_repeated_lookup_starts_the_time_out_anew(table, clock, pool):
 
 def test_only_the_owner_whose_pin_is_old_loses_it(table, clock, pool):
     obj = pinned(pool)
-    table.add("A", keys(1)[0], obj)
+    table.add("A", keys(1), [obj])
     clock.advance(TIMEOUT_SECONDS - 1)
     obj.pin()
-    table.add("B", keys(1)[0], obj)
+    table.add("B", keys(1), [obj])
     clock.advance(1)
 
     assert table.expire() == 1
@@ -230,7 +230,7 @@ def test_only_the_owner_whose_pin_is_old_loses_it(table, clock, pool):
 
 
 def test_releasing_an_expired_pin_is_a_counted_no_op(table, clock, pool):
-    table.add("A", keys(1)[0], pinned(pool))
+    table.add("A", keys(1), [pinned(pool)])
     clock.advance(TIMEOUT_SECONDS)
     table.expire()
 
@@ -240,7 +240,7 @@ def test_releasing_an_expired_pin_is_a_counted_no_op(table, clock, pool):
 
 def test_expiry_says_how_many_and_which_setting(table, clock, pool, caplog):
     for owner in "AB":
-        table.add(owner, keys(1)[0], pinned(pool))
+        table.add(owner, keys(1), [pinned(pool)])
     clock.advance(TIMEOUT_SECONDS)
 
     table.expire()
@@ -251,7 +251,7 @@ def test_expiry_says_how_many_and_which_setting(table, clock, pool, caplog):
 
 def test_a_time_out_of_zero_never_expires(clock, pool):
     table = PinTable(0, clock)
-    table.add("A", keys(1)[0], pinned(pool))
+    table.add("A", keys(1), [pinned(pool)])
     clock.advance(10**9)
 
     assert table.expire() == 0
@@ -260,22 +260,21 @@ def test_a_time_out_of_zero_never_expires(clock, pool):
 
 def test_all_pins_of_an_owner_are_released_together(table, pool):
     objs = [pinned(pool) for _ in range(4)]
-    for key, obj in zip(keys(3), objs, strict=False):
-        table.add("A", key, obj)
-    table.add("B", keys(1)[0], objs[3])
+    table.add("A", keys(3), objs[:3])
+    table.add("B", keys(1), [objs[3]])
 
-    assert table.release_all("A") == keys(3)
+    assert table.release_all("A") == (3, keys(3))
 
     assert [obj.pin_count for obj in objs] == [0, 0, 0, 1]
-    assert table.release_all("A") == []
+    assert table.release_all("A") == (0, [])
     table.release_all("B")
 
 
 def test_a_key_stored_anew_under_a_pin_moves_the_pin_to_the_newer_copy(table, pool):
     old, new = pinned(pool), pinned(pool)
-    table.add("A", keys(1)[0], old)
+    table.add("A", keys(1), [old])
 
-    table.add("A", keys(1)[0], new)
+    table.add("A", keys(1), [new])
 
     assert (old.pin_count, new.pin_count) == (0, 1)
     table.release("A", keys(1))
@@ -283,8 +282,8 @@ def test_a_key_stored_anew_under_a_pin_moves_the_pin_to_the_newer_copy(table, po
 
 
 def test_uses_of_an_owner_are_taken_once_in_the_order_they_were_pinned(table, pool):
-    for key in keys(3):
-        table.add("A", key, pinned(pool))
+    table.add("A", keys(2), [pinned(pool) for _ in range(2)])
+    table.add("A", keys(1, first=3), [pinned(pool)])
 
     assert table.take_uncounted("A") == keys(3)
     assert table.take_uncounted("A") == []
@@ -297,7 +296,7 @@ def test_the_monitor_expires_the_pins_of_every_watched_table(clock, pool):
     tables = [PinTable(TIMEOUT_SECONDS, clock) for _ in range(2)]
     for table in tables:
         monitor.watch(table, 30)
-        table.add("A", keys(1)[0], pinned(pool))
+        table.add("A", keys(1), [pinned(pool)])
     assert monitor.get_monitored_count() == 2
 
     clock.advance(TIMEOUT_SECONDS)

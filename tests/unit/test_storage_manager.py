@@ -244,7 +244,7 @@ def test_a_faulty_lower_tier_costs_misses_and_one_log_line_a_call(make_manager, 
         assert [sm.contains(key) for key in keys(3)] == [CPU, CPU, None]
         assert sm.get(keys(3)[2]) is None
         assert sm.batched_get(keys(3))[2] is None
-        sm.batched_unpin(keys(1), owner="A")
+        sm.batched_unpin(keys(1))
         assert sm.remove(keys(1)[0]) == 1
     for obj in sm.local_cpu_backend.hot_cache.values():
         while obj.get_ref_count() > 1:

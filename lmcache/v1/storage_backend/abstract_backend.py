@@ -102,6 +102,14 @@ class StorageBackendInterface(abc.ABC):
         """Release one pin of each key that belongs to `owner`; returns how many were."""
         return sum(bool(self.unpin(key)) for key in keys)
 
+    def release_lookup(self, owner: PinOwner) -> int:
+        """Release every pin of a lookup id; returns how many there were."""
+        raise NotImplementedError
+
+    def pins_by_owner(self) -> dict[PinOwner, list[CacheEngineKey]]:
+        """Return what each lookup id has pinned in this tier."""
+        raise NotImplementedError
+
     # --- the interface of 0.5.6 ------------------------------------------------------------------
     @abc.abstractmethod
     def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:

@@ -181,6 +181,11 @@ class HotCache:
                 memory_obj.ref_count_up()
         return memory_obj
 
+    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
+        """Return the objects of the resident prefix, each with a reference; moves nothing."""
+        held: list[MemoryObj] = self.index.hold_prefix(keys)
+        return held
+
     # --- removing --------------------------------------------------------------------------------
     def take_room(
         self, spec: MemorySpec, count: int, parent: object

@@ -198,16 +198,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
             length: int = self.hot.index.prefix_length(keys)
             return length
         pinned = self.hot.index.pin_prefix(keys)
-        num_added = 0
-        try:
-            for key, memory_obj in zip(keys, pinned, strict=False):
-                self.pins.add(owner, key, memory_obj)
-                num_added += 1
-        except BaseException:  # interrupted: a pin in no table would never be released
-            for memory_obj in pinned[num_added:]:
-                memory_obj.unpin()
-            raise
         if pinned:
+            self.pins.add(owner, keys[: len(pinned)], pinned)
             PinMonitor.GetOrCreate().wake()
         return len(pinned)
 
@@ -243,6 +235,16 @@ class LocalCPUBackend(AllocatorBackendInterface):
         num_released, uncounted = self.pins.release(owner, keys)
         self._count_uses(uncounted)
         return num_released
+
+    def release_lookup(self, owner: PinOwner) -> int:
+        """Release every pin of a lookup id; returns how many there were."""
+        num_released, uncounted = self.pins.release_all(owner)
+        self._count_uses(uncounted)
+        return num_released
+
+    def pins_by_owner(self) -> dict[PinOwner, list[CacheEngineKey]]:
+        """Return what each lookup id has pinned here."""
+        return self.pins.pins_by_owner()
 
     def get_keys(self) -> list[CacheEngineKey]:
         """Return the resident keys, coldest first."""
@@ -360,6 +362,10 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference for the caller, or None; no use: for diagnostics."""
         return self.hot.peek(key)
+
+    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
+        """Return the objects of the resident prefix, each with a reference; no use."""
+        return self.hot.hold_prefix(keys)
 
     # --- removing --------------------------------------------------------------------------------
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:

@@ -84,6 +84,7 @@ class StorageManager:
     _loop_thread: threading.Thread | None = None
     _late: "tuple[TierSet, TierWalk, ResidencyMoves] | None" = None
     _is_closed = False
+    _pin_seconds = (300.0, 30.0)  # time-out and check interval, for tiers that know no pin owners
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class StorageManager:
                 "async_lookup_server: this fork has no async loading; use upstream LMCache for it"
             )
         self.config = config
+        self._pin_seconds = (config.pin_timeout_sec, config.pin_check_interval_sec)
         self.metadata = metadata
         self.event_manager = event_manager
         try:
@@ -149,7 +151,7 @@ class StorageManager:
     @property
     def _parts(self) -> tuple[TierSet, TierWalk, ResidencyMoves]:
         if self._late is None:
-            tiers = TierSet(self.storage_backends, ResidencyLedger(), LOCAL_CPU)
+            tiers = TierSet(self.storage_backends, ResidencyLedger(), LOCAL_CPU, *self._pin_seconds)
             self._late = (tiers, TierWalk(tiers, LOCAL_CPU), ResidencyMoves(tiers, LOCAL_CPU))
         if self._late[0].backends is not self.storage_backends:
             self._late[0].backends = self.storage_backends
@@ -340,6 +342,27 @@ class StorageManager:
         check_keys(keys)
         return self._walk.batched_get(keys, location)
 
+    def get_prefix(
+        self, keys: Sequence[CacheEngineKey], search_range: Collection[str] | None = None
+    ) -> list[MemoryObj]:
+        """Return the objects of the longest prefix held, each with a reference; uses.
+
+        Args:
+            keys: Head of the prefix first.
+            search_range: Names of the tiers to read from; None: all.
+        """
+        keys = tuple(keys)
+        check_keys(keys)
+        return self._walk.get_prefix(keys, search_range)
+
+    def hold_hot_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
+        """Return the objects of the prefix that the hot cache lists, each with a reference.
+
+        No use: nothing moves, but what is held is not evicted.
+        """
+        cpu = self.local_cpu_backend
+        return [] if cpu is None else cpu.hold_prefix(keys)
+
     def get_non_blocking(
         self, key: CacheEngineKey, location: str | None = None
     ) -> Future[Any] | None:
@@ -348,6 +371,17 @@ class StorageManager:
             future = tier.backend.get_non_blocking(key)
             if future is not None:
                 return future
+        return None
+
+    def first_put_tier(self, location: str | None = None) -> str | None:
+        """Return the name of the first tier that a put lists in; None when no tier takes it.
+
+        Raises:
+            ValueError: There is no tier called `location`.
+        """
+        for tier in self._tiers.targets(location):
+            if tier.name != LOCAL_CPU or self.is_hot_cache_enabled():
+                return tier.name
         return None
 
     # --- looking up ------------------------------------------------------------------------------
@@ -396,6 +430,14 @@ class StorageManager:
         keys = tuple(keys)
         check_keys(keys)
         self._walk.release_pins(keys, locations, owner)
+
+    def release_lookup(self, owner: PinOwner) -> None:
+        """Release every pin of a lookup id; one that holds none is a no-op."""
+        self._walk.release_lookup(owner)
+
+    def lookup_pins(self) -> dict[PinOwner, dict[str, list[CacheEngineKey]]]:
+        """Return lookup id -> tier -> the keys it has pinned there now."""
+        return self._walk.lookup_pins()
 
     # --- removing --------------------------------------------------------------------------------
     def remove(self, key: CacheEngineKey, locations: Collection[str] | None = None) -> int:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from lmcache.logging import init_logger
+from lmcache.v1.pin_monitor import PinMonitor
+from lmcache.v1.pin_table import PinTable
 from lmcache.v1.storage_backend.abstract_backend import (
     AllocatorBackendInterface,
     StorageBackendInterface,
@@ -23,6 +25,7 @@ class Tier:
         page: Its page of the ledger when it reports residency, else None.
         is_allocator: Whether it owns the memory that others use.
         hint: What this process stored or saw there; unused when it reports residency.
+        pins: The pins of lookup ids, for a tier that knows no owners.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Tier:
     page: TierLedger | None
     is_allocator: bool
     hint: ResidencyHint = field(default_factory=ResidencyHint)
+    pins: PinTable | None = None
 
 
 class TierSet:
@@ -45,6 +49,7 @@ class TierSet:
         backends: Shared with the storage manager, whose callers reach into it: read on every call.
         ledger: Where tiers that report residency get their page.
         cpu_name: The only tier that is searched while frozen.
+        pin_timeout_seconds, pin_check_interval_seconds: For tiers that know no pin owners.
 
     Threads: reads are safe from any thread; changes of the set are the owner's.
     """
@@ -54,11 +59,14 @@ class TierSet:
         backends: OrderedDict[str, StorageBackendInterface],
         ledger: ResidencyLedger,
         cpu_name: str,
+        pin_timeout_seconds: float,
+        pin_check_interval_seconds: float,
     ) -> None:
         self.backends = backends
         self.ledger = ledger
         self.is_frozen = False
         self._cpu_name = cpu_name
+        self._pin_seconds = (pin_timeout_seconds, pin_check_interval_seconds)
         self._bypassed: frozenset[str] = frozenset()
         self._tiers: dict[str, Tier] = {}
         self._reported: set[str] = set()
@@ -70,11 +78,23 @@ class TierSet:
         if known is not None and known.backend is backend:
             return known
         page = self.ledger.register_tier(name) if backend.reports_residency else None
-        made = Tier(name, backend, page, isinstance(backend, AllocatorBackendInterface))
+        made = Tier(
+            name,
+            backend,
+            page,
+            isinstance(backend, AllocatorBackendInterface),
+            pins=None if backend.takes_pin_owner else self._new_pin_table(),
+        )
         self._tiers[name] = made
         if page is not None:
             backend.attach_ledger(page)
         return made
+
+    def _new_pin_table(self) -> PinTable:
+        timeout_seconds, interval_seconds = self._pin_seconds
+        table = PinTable(timeout_seconds)
+        PinMonitor.GetOrCreate().watch(table, interval_seconds)
+        return table
 
     def all(self) -> list[Tier]:
         """Return every tier, in search order."""

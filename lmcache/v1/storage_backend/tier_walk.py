@@ -7,9 +7,11 @@ from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.native import check_pairs
-from lmcache.v1.pin_table import PinOwner
+from lmcache.v1.pin_monitor import PinMonitor
+from lmcache.v1.pin_table import PinOwner, PinTable
 from lmcache.v1.storage_backend.object_transfer import allocate_and_copy_objects
 from lmcache.v1.storage_backend.placement import Placement
+from lmcache.v1.storage_backend.plugin_pin import PluginPin
 from lmcache.v1.storage_backend.tier_set import Tier, TierSet
 
 logger = init_logger(__name__)
@@ -142,6 +144,27 @@ class TierWalk:
             missing = [position for position in missing if found[position] is None]
         return found
 
+    def get_prefix(
+        self, keys: Sequence[CacheEngineKey], search_range: Collection[str] | None
+    ) -> list[MemoryObj]:
+        """Return the objects of the prefix that the tiers hold together, each a use.
+
+        What left its tier between the two steps ends the prefix; nothing behind a gap is read.
+        """
+        _, mapping = self.batched_contains(keys, search_range, False)
+        prefix: list[MemoryObj] = []
+        for name, tier_keys in mapping.items():
+            found = self.batched_get(tier_keys, name)
+            if None in found:
+                whole = found.index(None)
+                prefix += [obj for obj in found[:whole] if obj is not None]
+                for behind in found[whole:]:
+                    if behind is not None:
+                        behind.ref_count_down()
+                break
+            prefix += [obj for obj in found if obj is not None]
+        return prefix
+
     def _write_back(
         self, tier: Tier, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj]
     ) -> None:
@@ -191,16 +214,28 @@ class TierWalk:
     ) -> int:
         backend = tier.backend
         try:
-            if backend.takes_pin_owner:
+            if tier.pins is None:
                 length = backend.batched_contains_for(keys, pin, owner)
             else:
                 length = backend.batched_contains(list(keys), pin)
+                if pin and owner is not None:
+                    self._own_pins(tier, tier.pins, keys[:length], owner)
         except Exception:  # a fault costs a miss
             self._note_error(tier, "contains")
             return 0
         self._learn(tier, keys[:length], True)
         self._learn(tier, keys[length : length + 1], False)
         return length
+
+    def _own_pins(
+        self, tier: Tier, pins: PinTable, keys: Sequence[CacheEngineKey], owner: PinOwner
+    ) -> None:
+        def note_error() -> None:
+            self._note_error(tier, "unpin")
+
+        pins.add(owner, keys, [PluginPin(tier.backend, key, note_error) for key in keys])
+        if keys:
+            PinMonitor.GetOrCreate().wake()
 
     def touch_cache(self, owner: PinOwner | None) -> None:
         """Count pinned lookups as uses in every tier that keeps such an order."""
@@ -217,9 +252,32 @@ class TierWalk:
         """Release pins in `locations`, or in every tier."""
         for tier in self._named(locations):
             try:
-                tier.backend.release_pins(keys, owner)
+                if tier.pins is not None and owner is not None:
+                    tier.pins.release(owner, keys)
+                else:
+                    tier.backend.release_pins(keys, owner)
             except Exception:  # the other tiers' pins must still go
                 self._note_error(tier, "unpin")
+
+    def release_lookup(self, owner: PinOwner) -> None:
+        """Release every pin of a lookup id, in every tier, bypassed ones too."""
+        for tier in self._tiers.all():
+            try:
+                if tier.pins is not None:
+                    tier.pins.release_all(owner)
+                else:
+                    tier.backend.release_lookup(owner)
+            except Exception:  # the other tiers' pins must still go
+                self._note_error(tier, "unpin")
+
+    def lookup_pins(self) -> dict[PinOwner, dict[str, list[CacheEngineKey]]]:
+        """Return lookup id -> tier -> the keys it has pinned there."""
+        held: dict[PinOwner, dict[str, list[CacheEngineKey]]] = {}
+        for tier in self._tiers.all():
+            of_tier = (tier.backend if tier.pins is None else tier.pins).pins_by_owner()
+            for owner, keys in of_tier.items():
+                held.setdefault(owner, {})[tier.name] = keys
+        return held
 
     # --- removal ---------------------------------------------------------------------------------
     def remove(self, keys: Sequence[CacheEngineKey], locations: Collection[str] | None) -> int:

@@ -1,0 +1,1 @@
+"""The cache engine: one module an operation, and what composes them."""

@@ -1,0 +1,61 @@
+"""Retrieve: copy the longest cached prefix of a prompt into the serving engine's cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lmcache.v1.engine.parts import ChunkCopier, EngineParts
+from lmcache.v1.stats import RetrieveDone
+from lmcache.v1.token_database import Chunks
+
+
+def retrieve(
+    parts: EngineParts,
+    connector: ChunkCopier,
+    chunks: Chunks,
+    request_configs: Mapping[str, object] | None,
+    connector_kwargs: Mapping[str, Any],
+    started_s: float,
+) -> torch.Tensor:
+    """Load what the tiers hold of the chunks that the mask does not leave out.
+
+    Args:
+        started_s: When the call began.
+
+    Returns:
+        Bool tensor [num_tokens] on the CPU, True where KV was loaded.
+
+    Raises:
+        Exception: What the connector raised; then nothing counts as loaded.
+    """
+    first = chunks.num_masked
+    starts, ends = chunks.starts[first:], chunks.ends[first:]
+    keys = parts.token_database.make_keys(chunks.hashes[first:], request_configs)
+    hashed_s = parts.clock.monotonic()
+    memory_objs = parts.storage_manager.get_prefix(keys, parts.retrieve_locations)
+    num_hit = len(memory_objs)
+    got_s = parts.clock.monotonic()
+    try:
+        if memory_objs:
+            # A copy of the list: a connector that changes it must not change who is released.
+            connector.batched_to_gpu(
+                list(memory_objs), starts[:num_hit], ends[:num_hit], **connector_kwargs
+            )
+    finally:
+        for memory_obj in memory_objs:
+            memory_obj.ref_count_down()
+    loaded = torch.zeros(chunks.num_tokens, dtype=torch.bool)
+    if num_hit:
+        loaded[starts[0] : ends[num_hit - 1]] = True
+    now_s = parts.clock.monotonic()
+    parts.stats.retrieve_done(
+        RetrieveDone(
+            requested_tokens=chunks.num_wanted_tokens,
+            hit_tokens=ends[num_hit - 1] - starts[0] if num_hit else 0,
+            seconds=now_s - started_s,
+            process_tokens_seconds=hashed_s - started_s,
+            to_gpu_seconds=now_s - got_s,
+        )
+    )
+    return loaded
