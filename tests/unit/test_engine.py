@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import CHUNK_TOKENS, CPU, evict, order
+from builders import CHUNK_TOKENS, evict, order
 from engine_builders import (
     AtomConnector,
     Prompt,
@@ -11,9 +11,8 @@ from engine_builders import (
     retrieve,
     store,
 )
-from fakes import ReportingPlugin
 
-from lmcache.v1.errors import ConfigError, UnsupportedFeatureError
+from lmcache.v1.errors import UnsupportedFeatureError
 
 N = CHUNK_TOKENS
 
@@ -275,17 +274,6 @@ def test_with_the_hot_cache_off_and_no_other_tier_nothing_is_copied(engine, conn
     assert engine.lookup(Prompt(2, 2 * N).tokens) == 2 * N
 
 
-def with_plugin(make_engine, **settings):
-    return make_engine(
-        storage_plugins=["mine"],
-        extra_config={
-            "storage_plugin.mine.module_path": "fakes",
-            "storage_plugin.mine.class_name": "ReportingPlugin",
-        },
-        **settings,
-    )
-
-
 def test_an_unhealthy_engine_answers_like_a_miss_and_says_so_once(engine, connector, caplog):
     class Monitor:
         healthy = False
@@ -365,76 +353,6 @@ def test_calls_of_features_left_to_upstream_say_so(engine):
         type(engine)(
             engine.config, engine.metadata, engine.token_database, None, None, None
         ).post_init(async_lookup_server=object())
-
-
-def test_an_unknown_store_location_is_refused_and_an_unknown_retrieve_location_warned_about(
-    make_engine, caplog
-):
-    with pytest.raises(ConfigError, match="store_location='Nowhere' names no tier"):
-        make_engine(store_location="Nowhere")
-    make_engine(retrieve_locations=["Nowhere"])
-    assert "retrieve_locations names 'Nowhere'" in caplog.text
-
-
-def test_a_lower_tier_serves_what_the_cpu_tier_lost(make_engine, connector):
-    engine = with_plugin(make_engine, num_chunks=4)
-    prompt = Prompt(1, 4 * N)
-    store(engine, prompt, connector)
-    store(engine, Prompt(2, 3 * N, first_block=64), connector)
-    lower = engine.storage_manager.storage_backends["mine"]
-    assert isinstance(lower, ReportingPlugin)
-    prompt.erase(connector)
-
-    assert engine.lookup(prompt.tokens, lookup_id="r", pin=True) == 4 * N
-    assert set(engine.lookup_pins["r"]) == {CPU, "mine"}
-    assert retrieve(engine, prompt) == 4 * N
-    assert prompt.is_intact(connector, 4 * N)
-    engine.lookup_unpin("r")
-    assert engine.lookup_pins == {}
-
-
-def test_a_chunk_that_only_a_lower_tier_holds_is_stored_again_into_the_cpu_tier(
-    make_engine, connector
-):
-    engine = with_plugin(make_engine, num_chunks=4)
-    prompt = Prompt(1, 2 * N)
-    store(engine, prompt, connector)
-    store(engine, Prompt(2, 4 * N, first_block=64), connector)
-    connector.calls.clear()
-
-    store(engine, prompt, connector)
-
-    assert connector.calls[0][1] == [0, N]
-    assert engine.lookup(prompt.tokens, search_range=[CPU]) == 2 * N
-
-
-def test_a_store_location_decides_where_chunks_go_and_what_counts_as_resident(
-    make_engine, connector
-):
-    engine = with_plugin(make_engine, store_location="mine")
-    prompt = Prompt(1, 2 * N)
-
-    store(engine, prompt, connector)
-    store(engine, prompt, connector)
-
-    assert [call[1] for call in connector.calls] == [[0, N]]
-    assert engine.lookup(prompt.tokens, search_range=[CPU]) == 0
-    assert engine.lookup(prompt.tokens) == 2 * N
-    assert_nothing_held(engine)
-
-
-def test_retrieve_locations_restrict_lookups_and_loads(make_engine, connector):
-    engine = with_plugin(make_engine, retrieve_locations=["mine"])
-    prompt = Prompt(1, 2 * N)
-    prompt.compute(connector)
-    engine.store(prompt.tokens, block_ids=prompt.block_ids)
-    engine.storage_manager.clear(["mine"])
-    lower = engine.storage_manager.storage_backends["mine"]
-    lower.data.clear()
-
-    assert engine.lookup(prompt.tokens) == 0
-    assert retrieve(engine, prompt) == 0
-    assert engine.lookup(prompt.tokens, search_range=[CPU]) == 2 * N
 
 
 def test_two_engines_of_a_process_do_not_share_chunks(make_engine):

@@ -152,7 +152,8 @@ def test_ten_thousand_lookups_without_a_touch_leave_nothing_behind(make_manager)
         sm.batched_unpin(keys(1), owner=owner)
 
     assert pins.num_pins == 0
-    assert (len(pins._pins), len(pins._anonymous_by_key)) == (0, 0)
+    assert pins.pins_by_owner() == {}
+    assert (len(pins._anonymous._pins), len(pins._anonymous._holders)) == (0, 0)
 
 
 def test_touch_after_an_eviction_between_lookup_and_touch_refreshes_the_others(make_manager):
