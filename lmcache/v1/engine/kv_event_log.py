@@ -46,7 +46,8 @@ class KVEventLog:
         self._storage_manager = storage_manager
         self._chunk_tokens = chunk_tokens
         self._fits_64_bits = fits_64_bits
-        self._described: OrderedDict[CacheEngineKey, CacheStoreEvent] = OrderedDict()
+        # What a chunk is, and how many stores of it were not heard of yet.
+        self._described: OrderedDict[CacheEngineKey, tuple[CacheStoreEvent, int]] = OrderedDict()
         self._announced: set[CacheEngineKey] = set()
         self._subscription = storage_manager.subscribe(kinds={EventKind.STORED, EventKind.REMOVED})
 
@@ -78,7 +79,9 @@ class KVEventLog:
             for key, position in zip(keys, positions, strict=True)
         }
         with self._lock:
-            self._described.update(made)
+            for key, description in made.items():
+                _, num_stores = self._described.get(key, (description, 0))
+                self._described[key] = (description, num_stores + 1)
             while len(self._described) > MAX_DESCRIBED:
                 self._described.popitem(last=False)
 
@@ -103,8 +106,14 @@ class KVEventLog:
             self._retract(event.key, told)
 
     def _announce(self, key: CacheEngineKey, told: list[KVEvent]) -> None:
-        description = self._described.pop(key, None)
-        if description is not None and key not in self._announced:
+        if key not in self._described:
+            return
+        description, num_stores = self._described[key]
+        if num_stores > 1:
+            self._described[key] = (description, num_stores - 1)
+        else:
+            del self._described[key]
+        if key not in self._announced:
             self._announced.add(key)
             told.append(description)
 

@@ -86,6 +86,7 @@ class LMCacheLookupServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        self._file_id = _file_id(self.path)
         self._stopper = self._context.socket(zmq.PAIR)
         self._stop_asked = self._context.socket(zmq.PAIR)
         self._stop_asked.bind("inproc://stop")
@@ -184,7 +185,9 @@ class LMCacheLookupServer:
         if self._thread.is_alive():
             logger.warning("the lookup server's thread is still busy; its socket is left to it")
             return
-        self._context.destroy(linger=0)  # which removes the path as well
+        self._context.destroy(linger=0)
+        if _file_id(self.path) == self._file_id:  # else it is a later server's by now
+            os.unlink(self.path)
 
     def __enter__(self) -> "LMCacheLookupServer":
         return self
@@ -196,6 +199,14 @@ class LMCacheLookupServer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _file_id(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_served(path: str) -> bool:
