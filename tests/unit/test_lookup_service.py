@@ -3,65 +3,18 @@
 import os
 import threading
 
-import msgspec
 import pytest
-import zmq
 from builders import CHUNK_TOKENS, make_config, make_metadata
-from engine_builders import AtomConnector, AtomMetadata, Prompt, assert_nothing_held, store
+from engine_builders import Prompt, assert_nothing_held, store
 from fakes import FakeClock
 
 from lmcache.v1.errors import ConfigError
 from lmcache.v1.lookup_client import LookupClientFactory
-from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
 from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
-from lmcache.v1.lookup_client.messages import LookupReply, LookupRequest
 
 N = CHUNK_TOKENS
 SHORT_MS = 150
 LONG_MS = 30_000  # long enough for a reply on the busiest machine
-
-
-@pytest.fixture(autouse=True)
-def sockets_of_this_test(tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
-
-
-@pytest.fixture
-def ranks(make_engine):
-    """`ranks(world_size, serving=...)`: engines, connectors and servers of a world."""
-    servers = []
-
-    def make(world_size, serving=None, **settings):
-        engines, connectors = [], []
-        for rank in range(world_size):
-            metadata = AtomMetadata(
-                make_metadata(world_size=world_size, worker_id=rank, engine_id="e")
-            )
-            connectors.append(AtomConnector())
-            engines.append(make_engine(connectors[-1], metadata=metadata, **settings))
-            if serving is None or rank in serving:
-                servers.append(LMCacheLookupServer(engines[-1], metadata))
-        return engines, connectors
-
-    yield make
-    for server in servers:
-        server.close()
-
-
-@pytest.fixture
-def connect():
-    """`connect(world_size, timeout_ms, clock=None, **settings)`: a client."""
-    clients = []
-
-    def make(world_size=1, timeout_ms=LONG_MS, clock=None, **settings):
-        config = make_config(lookup_timeout_ms=timeout_ms, **settings)
-        metadata = make_metadata(world_size=world_size, engine_id="e")
-        clients.append(LMCacheLookupClient(config, metadata, clock))
-        return clients[-1]
-
-    yield make
-    for client in clients:
-        client.close()
 
 
 def until(predicate):
@@ -225,113 +178,6 @@ def test_a_restarted_server_answers_the_same_client(ranks, connect):
         server.close()
         assert not os.path.exists(server.path)
     engine.lookup_unpin("r")
-
-
-class HangingEngine:
-    """An engine whose lookups wait until the test lets them go."""
-
-    def __init__(self):
-        self.config = make_config()
-        self.go_on = threading.Event()
-
-    def lookup(self, *, hashes, offsets, lookup_id, pin, request_configs):
-        self.go_on.wait(timeout=60)
-        return sum(offsets)
-
-
-def test_a_late_answer_is_not_taken_for_the_next_lookups(connect):
-    engine = HangingEngine()
-    with LMCacheLookupServer(engine, make_metadata(engine_id="e")):
-        client = connect(timeout_ms=SHORT_MS)
-        assert client.lookup([1] * 4 * N, "slow") == 0
-        assert client.silent_ranks == [0]
-
-        engine.go_on.set()
-        client.config.lookup_timeout_ms = LONG_MS
-        until(lambda: client.lookup([2] * N, "next") != 0)
-
-        assert client.lookup_cache("next") == N
-        assert client.lookup_cache("slow") == 0
-
-
-class FailingEngine:
-    """An engine whose first lookups raise."""
-
-    def __init__(self, num_failures):
-        self.config = make_config()
-        self.left = num_failures
-
-    def lookup(self, *, hashes, offsets, lookup_id, pin, request_configs):
-        if self.left:
-            self.left -= 1
-            raise RuntimeError("the index is broken")
-        return sum(offsets)
-
-
-def test_an_engine_that_raises_costs_a_miss_and_the_server_goes_on(connect, caplog):
-    with LMCacheLookupServer(FailingEngine(1), make_metadata(engine_id="e")) as server:
-        client = connect()
-
-        assert [client.lookup([1] * N, "r") for _ in range(2)] == [0, N]
-        assert server.num_refused == 1
-    assert "the index is broken" in caplog.text
-
-
-def ask(path, *frames):
-    """Send frames as a stranger; the reply's frames, or None when none comes soon."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(f"ipc://{path}")
-        socket.send_multipart(frames)
-        return socket.recv_multipart() if socket.poll(1000) else None
-
-
-def request(**changes):
-    fields = {
-        "version": 1,
-        "hashing": f"chunk_size={N}, pre_caching_hash_algorithm=sha256",
-        "hashes": [bytes(16)],
-        "offsets": [N],
-        "lookup_id": "r",
-        "request_configs": "",
-    }
-    return msgspec.msgpack.encode(LookupRequest(**{**fields, **changes}))
-
-
-@pytest.mark.parametrize(
-    ("payload", "error"),
-    [
-        (b"\xc1", "MessagePack"),
-        (msgspec.msgpack.encode(["too", "short"]), "Expected"),
-        (request(version=9), "version 9"),
-        (request(hashes=[b"short"]), "16 bytes"),
-        (request(offsets=[N, N]), "1 hashes have 2 offsets"),
-        (request(request_configs="{"), "Expecting"),
-        (request(request_configs="[1]"), ""),
-    ],
-    ids=["no message", "too short", "version", "hash", "offsets", "json", "no options"],
-)
-def test_a_request_that_cannot_be_used_is_refused_with_words_and_pins_nothing(
-    ranks, payload, error
-):
-    (engine,), _ = ranks(1, serving=())
-    with LMCacheLookupServer(engine, engine.metadata) as server:
-        number, reply = ask(server.path, b"12345678", payload)
-
-        assert number == b"12345678"
-        answer = msgspec.msgpack.decode(reply, type=LookupReply)
-        assert answer.hit_tokens == 0
-        assert error in answer.error and answer.error
-        assert server.num_refused == 1
-    assert_nothing_held(engine)
-
-
-def test_a_stranger_without_a_number_gets_no_reply_and_the_next_client_gets_one(ranks):
-    (engine,), _ = ranks(1, serving=())
-    with LMCacheLookupServer(engine, engine.metadata) as server:
-        assert ask(server.path, b"one frame") is None
-        assert ask(server.path, b"", b"") == [b"", b""]
-        assert server.num_refused == 1
 
 
 def test_lookups_from_many_threads_each_get_their_own_answer(ranks, connect):
