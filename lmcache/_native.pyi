@@ -195,6 +195,9 @@ class Ledger:
     def snapshot(self) -> tuple[Any, ...]:
         """(seq, [(tier, keys)]) of one moment."""
 
+    def transition_counts(self) -> list[Any]:
+        """(tier, stores, removals by reason) of every page, of one moment."""
+
     def subscribe(self, capacity: int, tiers: object | None, kinds: int, wake: object, event_class: object, kind_words: list[Any], reason_words: list[Any], incarnation: object) -> EventReader: ...
 
     def make_inert(self) -> None: ...
@@ -293,6 +296,10 @@ class HotIndex:
 
     @property
     def num_evicted(self) -> int: ...
+
+    @property
+    def num_evictions(self) -> int:
+        """Times that room was made."""
 
     def would_fit(self, nbytes: int) -> bool: ...
 

@@ -212,13 +212,15 @@ class HotIndex {
   // Removes keys under the lock. Returns the memory objects of those that were there.
   nb::list remove(nb::tuple keys, uint8_t reason, bool holds_lock) {
     const KeySequence sequence(keys);
+    const Removal why = removal_from(reason);
     Removed gone;
     {
       const LockGuard guard(lock_, holds_lock);
       for (size_t i = 0; i < sequence.size(); ++i) {
         if (Entry* entry = lookup(sequence[i])) take_out(entry, gone);
       }
-      report_removed(gone, static_cast<Removal>(reason));
+      if (why == Removal::kCapacity) count_evicted(gone.size());
+      report_removed(gone, why);
     }
     return values_of(gone);
   }
@@ -226,6 +228,7 @@ class HotIndex {
   // Removes everything, or everything that nobody holds, under the lock; with `stop_puts`, nothing
   // is listed any more. Returns the memory objects.
   nb::list clear(bool only_evictable, bool stop_puts, uint8_t reason, bool holds_lock) {
+    const Removal why = removal_from(reason);
     Removed gone;
     {
       const LockGuard guard(lock_, holds_lock);
@@ -233,7 +236,7 @@ class HotIndex {
       const std::vector<Entry*> entries =
           only_evictable ? pool_->evictable(order_) : entries_in_table();
       for (Entry* entry : entries) take_out(entry, gone);
-      report_removed(gone, static_cast<Removal>(reason));
+      report_removed(gone, why);
     }
     return values_of(gone);
   }
@@ -332,12 +335,13 @@ class HotIndex {
       const LockGuard guard(lock_, holds_lock);
       made = pool_->allocate(nbytes, count, &order_);
       for (Entry* victim : made.victims) gone.push_back(forget(victim));
-      num_evicted_ += gone.size();
+      count_evicted(gone.size());
       report_removed(gone, Removal::kCapacity);
     }
     return make_blocks(cls, pool_, made.extents, nbytes, spec, parent);
   }
   uint64_t num_evicted() const { return num_evicted_; }
+  uint64_t num_evictions() const { return num_evictions_; }
 
   bool takes_puts = true;  // guarded by the lock
 
@@ -485,6 +489,11 @@ class HotIndex {
     return values;
   }
 
+  void count_evicted(size_t number) {
+    num_evicted_ += number;
+    if (number > 0) ++num_evictions_;
+  }
+
   void report_removed(const Removed& gone, Removal reason) {
     for (const auto& [key, value] : gone) ledger_->removed(page_, key.ptr(), value, reason);
   }
@@ -501,6 +510,7 @@ class HotIndex {
   size_t page_;
   const LockCalls lock_;
   uint64_t num_evicted_ = 0;
+  uint64_t num_evictions_ = 0;  // times that room was made, whatever number of entries it took
   Table table_;
   std::deque<Entry> storage_;
   std::vector<Entry*> spare_;
@@ -568,6 +578,7 @@ void bind_index(nb::module_& m) {
            nb::arg("holds_lock") = false,
            "`count` new blocks, evicting as little as needed; None evicts nothing.")
       .def_prop_ro("num_evicted", &HotIndex::num_evicted)
+      .def_prop_ro("num_evictions", &HotIndex::num_evictions, "Times that room was made.")
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))
       .def("first_victims", &HotIndex::first_victims, nb::arg("count"))
       .def("keys", &HotIndex::keys)

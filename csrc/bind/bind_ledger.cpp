@@ -134,6 +134,22 @@ nb::list list_of(std::vector<nb::object> keys) {
   return nb::steal<nb::list>(list);
 }
 
+// (tier, stores, [removals by reason]) per page, of one moment.
+nb::list transition_counts(const Ledger& ledger) {
+  using Counts = std::pair<uint64_t, std::array<uint64_t, kNumReasons>>;
+  std::vector<Counts> taken;
+  for (size_t i = 0; i < ledger.num_pages(); ++i) {
+    taken.emplace_back(ledger.page(i).num_stored, ledger.page(i).num_removed);
+  }
+  nb::list pages;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    nb::list removed;
+    for (uint64_t number : taken[i].second) removed.append(number);
+    pages.append(nb::make_tuple(ledger.name_of(i), taken[i].first, removed));
+  }
+  return pages;
+}
+
 }  // namespace
 
 void bind_ledger(nb::module_& m) {
@@ -159,7 +175,7 @@ void bind_ledger(nb::module_& m) {
           "removed",
           [](Ledger& self, size_t page, nb::handle key, nb::handle copy, uint8_t reason) {
             require_key(key);
-            return self.removed(page, key.ptr(), copy, static_cast<Removal>(reason));
+            return self.removed(page, key.ptr(), copy, removal_from(reason));
           },
           nb::arg("page"), nb::arg("key"), nb::arg("copy"), nb::arg("reason"))
       .def(
@@ -172,7 +188,7 @@ void bind_ledger(nb::module_& m) {
       .def(
           "end_page",
           [](Ledger& self, size_t page, uint8_t reason) {
-            self.end_page(page, static_cast<Removal>(reason));
+            self.end_page(page, removal_from(reason));
           },
           nb::arg("page"), nb::arg("reason"))
       .def("forget_page", &Ledger::forget_page, nb::arg("page"))
@@ -201,6 +217,8 @@ void bind_ledger(nb::module_& m) {
             return nb::make_tuple(seq, pages);
           },
           "(seq, [(tier, keys)]) of one moment.")
+      .def("transition_counts", &transition_counts,
+           "(tier, stores, removals by reason) of every page, of one moment.")
       .def(
           "subscribe",
           [](Ledger& self, uint64_t capacity, nb::object tiers, uint8_t kinds, nb::object wake,

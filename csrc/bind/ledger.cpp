@@ -20,6 +20,11 @@ uint64_t size_of(nb::handle copy) {
 
 }  // namespace
 
+Removal removal_from(uint8_t number) {
+  if (number >= kNumReasons) throw nb::value_error("there is no removal reason of that number");
+  return static_cast<Removal>(number);
+}
+
 Ledger::~Ledger() {
   for (auto& page : pages_) {
     for (auto& [key, generation] : page->generations) Py_DECREF(key);
@@ -97,6 +102,7 @@ bool Ledger::removed(size_t page, PyObject* key, nb::handle copy, Removal reason
   const uint64_t generation = found->second;
   nb::object owned = nb::steal(found->first);  // the table's reference, dropped at the end
   generations.erase(found);
+  count_removal(page, reason);
   ++seq_;
   if (!rings_.empty()) {
     record(
@@ -112,6 +118,7 @@ void Ledger::replaced(size_t page, PyObject* key, nb::handle old_copy, nb::handl
   After after;
   const uint64_t generation = this->generation(page, key);
   if (generation) {
+    count_removal(page, Removal::kReplaced);
     ++seq_;
     // The key stays: its STORED follows in this very step.
     if (!rings_.empty()) {
@@ -129,8 +136,13 @@ void Ledger::replaced(size_t page, PyObject* key, nb::handle old_copy, nb::handl
   }
 }
 
+void Ledger::count_removal(size_t page, Removal reason) {
+  ++pages_[page]->num_removed[static_cast<size_t>(reason)];
+}
+
 void Ledger::put_generation(size_t page, PyObject* key) {
   ++seq_;
+  ++pages_.at(page)->num_stored;
   auto [at, added] = pages_.at(page)->generations.insert({key, seq_});
   if (added) {
     Py_INCREF(key);

@@ -5,6 +5,7 @@
 // anywhere, a finaliser included.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -17,6 +18,9 @@ namespace lmcache {
 
 enum class EventKind : uint8_t { kStored, kRemoved, kLost, kClosed };
 enum class Removal : uint8_t { kCapacity, kExplicit, kClear, kReplaced, kExpired, kError, kNone };
+
+constexpr size_t kNumReasons = static_cast<size_t>(Removal::kNone);
+Removal removal_from(uint8_t number);  // value_error when there is no such reason
 
 struct EventRecord {
   uint64_t seq;
@@ -53,6 +57,9 @@ struct LedgerPage {
   std::string name;
   nb::object name_object;
   KeyTable<uint64_t> generations;  // key -> seq of the event that stored this copy
+  // Transitions so far, counted whether or not anybody subscribes.
+  uint64_t num_stored = 0;
+  std::array<uint64_t, kNumReasons> num_removed{};  // by reason
 };
 
 class Ledger {
@@ -73,6 +80,7 @@ class Ledger {
   uint64_t seq() const { return seq_; }
   uint64_t generation(size_t page, PyObject* key) const;  // 0: absent
   LedgerPage& page(size_t index) { return *pages_.at(index); }
+  const LedgerPage& page(size_t index) const { return *pages_.at(index); }
   size_t num_pages() const { return pages_.size(); }
   nb::object name_of(size_t index) const { return pages_[index]->name_object; }
 
@@ -99,6 +107,7 @@ class Ledger {
 
   double now() const;
   Stamp stamp(nb::handle copy) const;
+  void count_removal(size_t page, Removal reason);
   uint64_t mask_of(PyObject* key) const;
   uint64_t still_in(size_t page, PyObject* key, bool held) const;
   void put_generation(size_t page, PyObject* key);

@@ -139,6 +139,11 @@ class LookupPins:
         """Pins held now."""
         return sum(len(lookup.carriers) for lookup in self._lookups.values())
 
+    @property
+    def num_uncounted(self) -> int:
+        """Keys whose use is not in the order yet."""
+        return sum(len(lookup.uncounted) for lookup in self._lookups.values())
+
     def check_integrity(self) -> None:
         """Raise AssertionError when a pin is not on its carrier, or an owner holds none."""
         for owner, lookup in self._lookups.items():
@@ -248,6 +253,11 @@ class AnonymousPins:
     def num_pins(self) -> int:
         """Pins held now."""
         return sum(pin.count for pins in self._pins.values() for pin in pins.values())
+
+    @property
+    def num_uncounted(self) -> int:
+        """Keys whose use is not in the order yet."""
+        return sum(not pin.is_counted for pins in self._pins.values() for pin in pins.values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a pin is not on its carrier, or the two books differ."""

@@ -171,6 +171,11 @@ class PinTable:
         """Pins held now, over all owners."""
         return self._alone(lambda: self._lookups.num_pins + self._anonymous.num_pins)
 
+    @property
+    def num_uncounted(self) -> int:
+        """Keys pinned now whose use is not in the order yet, over all owners."""
+        return self._alone(lambda: self._lookups.num_uncounted + self._anonymous.num_uncounted)
+
     def check_integrity(self) -> None:
         """Raise AssertionError when a pin is not on its carrier, or an index names none."""
         with self._lock:

@@ -15,10 +15,12 @@ LAYERS = [
     ("lmcache.v1.clock", 0),
     ("lmcache.v1.errors", 0),
     ("lmcache.v1.stats", 0),
+    ("lmcache.v1.gauges", 0),
     ("lmcache.v1.memory_format", 0),
     ("lmcache.v1.native", 0),
     ("lmcache.v1.dtype_names", 0),
     ("lmcache.v1.cache_key", 0),
+    ("lmcache.observability", 1),
     ("lmcache.v1.config", 1),
     ("lmcache.v1.host_limits", 1),
     ("lmcache.v1.metadata", 1),
@@ -102,3 +104,9 @@ def test_no_attribute_probing(path: Path) -> None:
 def test_native_module_has_one_importer() -> None:
     importers = [p for p in FILES if "lmcache._native" in p.read_text()]
     assert [module_name(p) for p in importers] == ["lmcache.v1.native"]
+
+
+def test_prometheus_client_has_one_importer() -> None:
+    importers = [p for p in FILES if "import prometheus_client" in p.read_text()]
+    importers += [p for p in FILES if "from prometheus_client" in p.read_text()]
+    assert [module_name(p) for p in importers] == ["lmcache.observability"]

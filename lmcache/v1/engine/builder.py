@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from lmcache.logging import init_logger
+from lmcache.observability import LMCacheStatsLogger, LMCStatsMonitor
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.engine.engine import LMCacheEngine
 from lmcache.v1.engine.parts import ChunkCopier
@@ -23,6 +24,7 @@ class _Instance:
     engine: LMCacheEngine
     config: LMCacheEngineConfig
     metadata: LMCacheMetadata
+    stats_logger: LMCacheStatsLogger
 
 
 class LMCacheEngineBuilder:
@@ -65,16 +67,11 @@ class LMCacheEngineBuilder:
             if not config.py_enable_gc:
                 logger.warning("py_enable_gc=False: Python's garbage collection is off from now on")
                 gc.disable()
-            engine = LMCacheEngine(
-                config,
-                metadata,
-                ChunkedTokenDatabase(config, metadata),
-                gpu_connector,
-                broadcast_fn,
-                broadcast_object_fn,
+            made = _make_instance(
+                config, metadata, gpu_connector, broadcast_fn, broadcast_object_fn
             )
-            cls._instances[instance_id] = _Instance(engine, config, metadata)
-            return engine
+            cls._instances[instance_id] = made
+            return made.engine
 
     @classmethod
     def get(cls, instance_id: str) -> LMCacheEngine | None:
@@ -88,4 +85,34 @@ class LMCacheEngineBuilder:
         with cls._lock:
             known = cls._instances.pop(instance_id, None)
         if known is not None:
+            known.stats_logger.close()
+            LMCStatsMonitor.DestroyInstance(known.metadata)
             known.engine.close()
+
+
+def _make_instance(
+    config: LMCacheEngineConfig,
+    metadata: LMCacheMetadata,
+    gpu_connector: ChunkCopier | None,
+    broadcast_fn: Callable[[torch.Tensor, int], object],
+    broadcast_object_fn: Callable[[Any, int], object],
+) -> _Instance:
+    monitor = LMCStatsMonitor.GetOrCreate(metadata)
+    engine = LMCacheEngine(
+        config,
+        metadata,
+        ChunkedTokenDatabase(config, metadata),
+        gpu_connector,
+        broadcast_fn,
+        broadcast_object_fn,
+        monitor,
+    )
+    try:
+        stats_logger = LMCacheStatsLogger(
+            metadata, monitor, engine.gauges, config=config, read_is_healthy=engine.is_healthy
+        )
+    except BaseException:
+        LMCStatsMonitor.DestroyInstance(metadata)
+        raise
+    stats_logger.start()
+    return _Instance(engine, config, metadata, stats_logger)

@@ -16,6 +16,7 @@ from lmcache.v1.engine.store import Store
 from lmcache.v1.engine.unsupported import UnsupportedCalls
 from lmcache.v1.errors import ConfigError, UnsupportedFeatureError
 from lmcache.v1.event_manager import EventManager
+from lmcache.v1.gauges import ManagerGauges
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.pin_table import PinOwner
@@ -337,6 +338,10 @@ class LMCacheEngine(UnsupportedCalls):
     def health(self) -> int:
         """Return 0 when the pool's books are in order, else -1."""
         return 0 if self._manager("health").memcheck() else -1
+
+    def gauges(self) -> ManagerGauges | None:
+        """Return the storage manager's totals and readings; None before `post_init`."""
+        return None if self.storage_manager is None else self.storage_manager.gauges()
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant."""

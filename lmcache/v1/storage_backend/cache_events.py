@@ -146,10 +146,16 @@ class Subscription:
         return lost
 
     @property
+    def oldest_monotonic_s(self) -> float | None:
+        """Time stamp of the oldest event not taken yet; None when there is none."""
+        oldest: float | None = self._reader.oldest_monotonic_s
+        return oldest
+
+    @property
     def lag_seconds(self) -> float:
         """Age of the oldest event not taken yet, by the machine's clock; 0 when there is none."""
-        oldest: float | None = self._reader.oldest_monotonic_s
-        return 0.0 if oldest is None else max(0.0, time.monotonic() - oldest)
+        oldest_s = self.oldest_monotonic_s
+        return 0.0 if oldest_s is None else max(0.0, time.monotonic() - oldest_s)
 
     def close(self) -> None:
         """End the subscription. A batch being delivered may still finish. Twice is a no-op."""

@@ -206,6 +206,12 @@ class HotCache:
         evicted: int = self.index.num_evicted
         return evicted
 
+    @property
+    def num_evictions(self) -> int:
+        """Times so far that room was made, whatever number of entries it took."""
+        evictions: int = self.index.num_evictions
+        return evictions
+
     def evict_next(self) -> bool:
         """Evict the next victim, for pools without addresses; False when there is none."""
         victims = tuple(self.index.first_victims(1))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.errors import ConfigError
+from lmcache.v1.gauges import CpuTierGauges
 from lmcache.v1.host_copy import copy_memory_objs
 from lmcache.v1.host_limits import check_pool_fits
 from lmcache.v1.memory_allocator import (
@@ -456,6 +457,31 @@ class LocalCPUBackend(AllocatorBackendInterface):
         """Return how many full chunks the pool holds."""
         capacity: int = self.hot.pool.gauges()["capacity_bytes"]
         return capacity // self.get_full_chunk_size_bytes()
+
+    def gauges(self) -> CpuTierGauges:
+        """Return what the tier counts and holds now; zeros when __init__ was not run."""
+        if self._hot is None:
+            return CpuTierGauges()
+        hot, pins, room = self._hot, self.pins, self.room
+        now = hot.index.gauges()
+        return CpuTierGauges(
+            capacity_bytes=now["capacity_bytes"],
+            used_bytes=now["capacity_bytes"] - now["free_bytes"],
+            largest_free_bytes=now["largest_free_bytes"],
+            num_entries=now["num_cached"],
+            num_memory_objs=now["num_blocks"],
+            num_pinned_objs=now["num_pinned"],
+            num_pins=pins.num_pins,
+            num_keys_in_request=pins.num_uncounted,
+            forced_releases=pins.num_forced_releases,
+            unmatched_releases=pins.num_unmatched_releases,
+            allocation_waits=room.num_waits,
+            failed_waits=room.num_failed_waits,
+            failed_allocations=room.num_failed_allocations,
+            failed_evictions=room.num_failed_evictions,
+            evictions=hot.num_evictions,
+            evicted_entries=hot.num_evicted,
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError naming every broken invariant."""

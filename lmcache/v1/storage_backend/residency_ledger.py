@@ -2,9 +2,11 @@
 
 import os
 import secrets
+import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lmcache.v1.clock import Clock
 from lmcache.v1.native import EventReader, Ledger
@@ -30,6 +32,14 @@ class Sized(Protocol):
     def get_size(self) -> int:
         """Return the bytes of its contents."""
         ...
+
+
+class EventGauges(NamedTuple):
+    """What has become of the events: see `ManagerGauges`, whose names these are."""
+
+    num_lost: int
+    num_pending: int
+    lag_seconds: float
 
 
 class TierLedger:
@@ -105,8 +115,10 @@ class ResidencyLedger:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._native = Ledger(None if clock is None else clock.monotonic)
+        self._now_s = time.monotonic if clock is None else clock.monotonic
         self.incarnation = secrets.token_hex(8)
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._subscriptions_lock = threading.Lock()
         _LEDGERS.add(self)
 
     @property
@@ -147,7 +159,8 @@ class ResidencyLedger:
             )
 
         subscription = Subscription(open_reader, callback)
-        self._subscriptions.add(subscription)
+        with self._subscriptions_lock:
+            self._subscriptions.add(subscription)
         return subscription
 
     def snapshot(self) -> Residents:
@@ -168,13 +181,37 @@ class ResidencyLedger:
         number: int = self._native.num_subscribers
         return number
 
-    def event_gauges(self) -> tuple[int, float]:
-        """Return the events lost so far and the largest lag in seconds over the subscriptions."""
-        subscriptions = list(self._subscriptions)
-        return (
+    def event_gauges(self) -> EventGauges:
+        """Return the events lost so far, those waiting, and the age of the oldest of these."""
+        with self._subscriptions_lock:
+            subscriptions = list(self._subscriptions)
+        waiting = [s.oldest_monotonic_s for s in subscriptions]
+        oldest_s = min((since for since in waiting if since is not None), default=None)
+        return EventGauges(
             self._native.num_lost,
-            max((subscription.lag_seconds for subscription in subscriptions), default=0.0),
+            sum(subscription.num_pending for subscription in subscriptions),
+            0.0 if oldest_s is None else max(0.0, self._now_s() - oldest_s),
         )
+
+    @property
+    def num_lost(self) -> int:
+        """Events dropped so far because a subscriber was too slow."""
+        lost: int = self._native.num_lost
+        return lost
+
+    def transition_counts(self) -> tuple[dict[str, int], dict[tuple[str, RemovalReason], int]]:
+        """Return stores by tier, and removals by tier and reason, of one moment.
+
+        Counted from the ledger's first transition on, with and without subscribers; tiers that
+        were closed stay.
+        """
+        stored: dict[str, int] = {}
+        removed: dict[tuple[str, RemovalReason], int] = {}
+        for tier, num_stored, num_removed in self._native.transition_counts():
+            stored[tier] = num_stored
+            for reason, number in zip(_REASONS, num_removed, strict=True):
+                removed[tier, reason] = number
+        return stored, removed
 
     def check_integrity(self, pages: Iterable[TierLedger]) -> None:
         """Raise AssertionError when a page holds a generation that could not have been given."""

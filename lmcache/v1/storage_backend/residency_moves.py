@@ -14,6 +14,7 @@ from lmcache.v1.storage_backend.touch import (
     CODE_REFRESHED,
     NO_TIER,
     TouchResult,
+    TouchVerdict,
 )
 
 logger = init_logger(__name__)
@@ -41,7 +42,7 @@ class ResidencyMoves:
     report transitions under those locks, so that its verdicts and its `seq` belong to one moment.
     Nothing is pinned, read, promoted or waited for.
 
-    Threads: safe from any thread; `_errors_lock` guards the error count.
+    Threads: safe from any thread; `_counts_lock` guards the counts.
     """
 
     _traceback_was_logged = False  # one traceback per process
@@ -49,8 +50,9 @@ class ResidencyMoves:
     def __init__(self, tiers: TierSet, cpu_name: str) -> None:
         self._tiers = tiers
         self._cpu_name = cpu_name
-        self._errors_lock = threading.Lock()
+        self._counts_lock = threading.Lock()
         self.num_errors = 0
+        self._num_refreshed = self._num_present = self._num_gone = 0
 
     def move(self, keys: Sequence[CacheEngineKey], motion: Motion) -> TouchResult:
         """Move `keys` (head first) in every order that holds them.
@@ -62,11 +64,29 @@ class ResidencyMoves:
         tiers = list(self._tiers.searched())
         outcome = _Outcome()
         self._move_from(tiers, outcome, checked, motion)
+        if motion is Motion.USE:
+            self._count(outcome.codes)
         names = [tier.name for tier in tiers]
         incarnation = self._tiers.ledger.incarnation
         return TouchResult(
             checked, outcome.codes, outcome.tier_codes, names, incarnation, outcome.seq
         )
+
+    def touch_counts(self) -> dict[str, int]:
+        """Return verdict to the keys that touches answered so; demotions are not counted."""
+        with self._counts_lock:
+            return {
+                TouchVerdict.REFRESHED.value: self._num_refreshed,
+                TouchVerdict.PRESENT.value: self._num_present,
+                TouchVerdict.GONE.value: self._num_gone,
+            }
+
+    def _count(self, codes: bytes) -> None:
+        num_refreshed, num_present = codes.count(CODE_REFRESHED), codes.count(CODE_PRESENT)
+        with self._counts_lock:
+            self._num_refreshed += num_refreshed
+            self._num_present += num_present
+            self._num_gone += len(codes) - num_refreshed - num_present
 
     def _move_from(
         self,
@@ -156,7 +176,7 @@ class ResidencyMoves:
         return bytes(answers)
 
     def _note_errors(self, number: int) -> None:
-        with self._errors_lock:
+        with self._counts_lock:
             self.num_errors += number
             must_log = not ResidencyMoves._traceback_was_logged
             ResidencyMoves._traceback_was_logged = True

@@ -1,5 +1,6 @@
 """Memory for new objects: free bytes, else room made in the hot cache, else a bounded wait."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -28,7 +29,12 @@ class RoomMaker:
         hot: The hot cache over its pool.
         wait_timeout_seconds: How long an allocation that may wait does so.
 
-    Threads: safe from any thread.
+    Attributes:
+        num_waits, num_failed_waits: Allocations that began to wait; those that gave up.
+        num_failed_allocations: Calls of `take` that took nothing.
+        num_failed_evictions: Those of them that were allowed to evict.
+
+    Threads: safe from any thread; `_counts_lock` guards the counts.
     """
 
     def __init__(
@@ -37,7 +43,11 @@ class RoomMaker:
         self._allocator = allocator
         self._hot = hot
         self.wait_timeout_seconds = wait_timeout_seconds
+        self.num_waits = 0
         self.num_failed_waits = 0
+        self.num_failed_allocations = 0
+        self.num_failed_evictions = 0
+        self._counts_lock = threading.Lock()
         self._is_closed = False
 
     def take(
@@ -58,6 +68,22 @@ class RoomMaker:
             raise ValueError(f"batch_size must not be negative, not {count}")
         if count == 0:
             return []
+        made = self._take(shapes, dtypes, count, fmt, may_evict, may_wait)
+        if made is None:
+            with self._counts_lock:
+                self.num_failed_allocations += 1
+                self.num_failed_evictions += may_evict
+        return made
+
+    def _take(
+        self,
+        shapes: Shapes,
+        dtypes: Dtypes,
+        count: int,
+        fmt: MemoryFormat,
+        may_evict: bool,
+        may_wait: bool,
+    ) -> Sequence[MemoryObj] | None:
         pool_allocator = self._allocator.pool_allocator
         if pool_allocator is None or fmt is MemoryFormat.BINARY_BUFFER:
             return self._wait_for(
@@ -92,15 +118,21 @@ class RoomMaker:
     ) -> Sequence[MemoryObj] | None:
         pool = self._hot.pool
         deadline_s = time.monotonic() + self.wait_timeout_seconds
+        is_waiting = False
         while True:
             version = pool.version
             made = attempt()
             if made is not None or not may_wait or self._is_closed:
                 return made
+            if not is_waiting:
+                is_waiting = True
+                with self._counts_lock:
+                    self.num_waits += 1
             left_seconds = deadline_s - time.monotonic()
             if left_seconds <= 0 or not pool.wait_for_release(version, left_seconds):
                 break
-        self.num_failed_waits += 1
+        with self._counts_lock:
+            self.num_failed_waits += 1
         logger.warning(
             "no memory was released within blocking_timeout_secs=%s s: everything in the CPU pool "
             "is pinned or in use (%s)",

@@ -1,7 +1,6 @@
 """The storage manager: walks the tiers, and is where touch and cache events are asked for."""
 
 import asyncio
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.errors import ConfigError, UnsupportedFeatureError
+from lmcache.v1.event_loop import LazyEventLoop
+from lmcache.v1.gauges import ManagerGauges
 from lmcache.v1.memory_allocator import Dtypes, Shapes
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_object import MemoryObj
@@ -30,6 +31,7 @@ from lmcache.v1.storage_backend.cache_events import (
 from lmcache.v1.storage_backend.factory import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as LOCAL_CPU
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.manager_gauges import ManagerGaugesReader
 from lmcache.v1.storage_backend.object_transfer import allocate_and_copy_objects
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger
@@ -46,8 +48,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 DEFAULT_EVENT_CAPACITY = 65_536
-_LOOP_JOIN_SECONDS = 10.0
-_LOOP_LOCK = threading.Lock()  # guards every manager's `_loop` and `_loop_thread`
+_LOOP_THREAD = "storage-manager-event-loop"
 
 __all__ = ["StorageManager", "allocate_and_copy_objects"]
 
@@ -80,9 +81,8 @@ class StorageManager:
     storage_backends: "OrderedDict[str, StorageBackendInterface]" = OrderedDict()
     local_cpu_backend: LocalCPUBackend | None = None
     allocator_backend: AllocatorBackendInterface | None = None
-    _loop: asyncio.AbstractEventLoop | None = None
-    _loop_thread: threading.Thread | None = None
-    _late: "tuple[TierSet, TierWalk, ResidencyMoves] | None" = None
+    _late: "tuple[TierSet, TierWalk, ResidencyMoves, ManagerGaugesReader] | None" = None
+    _event_loop: LazyEventLoop | None = None
     _is_closed = False
     _pin_seconds = (300.0, 30.0)  # time-out and check interval, for tiers that know no pin owners
 
@@ -99,13 +99,14 @@ class StorageManager:
                 "async_lookup_server: this fork has no async loading; use upstream LMCache for it"
             )
         self.config = config
+        self._event_loop = LazyEventLoop(_LOOP_THREAD)
         self._pin_seconds = (config.pin_timeout_sec, config.pin_check_interval_sec)
         self.metadata = metadata
         self.event_manager = event_manager
         try:
             self.storage_backends = self._make_backends()
         except BaseException:
-            self._stop_loop()
+            self._event_loop.stop()
             raise
         self._adopt_backends()
 
@@ -123,23 +124,13 @@ class StorageManager:
         Raises:
             RuntimeError: The manager is closed.
         """
-        with _LOOP_LOCK:
-            if self._loop is None:
-                if self._is_closed:
-                    raise RuntimeError("the storage manager is closed")
-                self._loop = asyncio.new_event_loop()
-                self._loop_thread = threading.Thread(
-                    target=_run_loop,
-                    args=(self._loop,),
-                    name="storage-manager-event-loop",
-                    daemon=True,
-                )
-                self._loop_thread.start()
-            return self._loop
+        if self._event_loop is None:
+            self._event_loop = LazyEventLoop(_LOOP_THREAD)
+        return self._event_loop.get()
 
     @loop.setter
     def loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._event_loop = LazyEventLoop(_LOOP_THREAD, loop)
 
     def _adopt_backends(self) -> None:
         cpu = self.storage_backends.get(LOCAL_CPU)
@@ -149,10 +140,11 @@ class StorageManager:
         self._tiers.all()  # attaches the ledger before anything is stored
 
     @property
-    def _parts(self) -> tuple[TierSet, TierWalk, ResidencyMoves]:
+    def _parts(self) -> tuple[TierSet, TierWalk, ResidencyMoves, ManagerGaugesReader]:
         if self._late is None:
             tiers = TierSet(self.storage_backends, ResidencyLedger(), LOCAL_CPU, *self._pin_seconds)
-            self._late = (tiers, TierWalk(tiers, LOCAL_CPU), ResidencyMoves(tiers, LOCAL_CPU))
+            walk, moves = TierWalk(tiers, LOCAL_CPU), ResidencyMoves(tiers, LOCAL_CPU)
+            self._late = (tiers, walk, moves, ManagerGaugesReader(tiers.ledger, walk, moves))
         if self._late[0].backends is not self.storage_backends:
             self._late[0].backends = self.storage_backends
         return self._late
@@ -251,7 +243,15 @@ class StorageManager:
     @property
     def num_events_lost(self) -> int:
         """Events dropped so far because a subscriber was too slow."""
-        return self._tiers.ledger.event_gauges()[0]
+        return self._tiers.ledger.num_lost
+
+    # --- gauges ----------------------------------------------------------------------------------
+    def gauges(self) -> ManagerGauges:
+        """Return the totals since the manager was made and the readings of now.
+
+        Threads: safe from any thread; meant for every few seconds: it counts the pins one by one.
+        """
+        return self._parts[3].read(self.local_cpu_backend)
 
     # --- memory ----------------------------------------------------------------------------------
     def _allocator(self) -> AllocatorBackendInterface:
@@ -577,18 +577,5 @@ class StorageManager:
             except Exception:  # one tier's fault must not keep the others open
                 logger.exception("closing %s failed", tier.name)
         self._tiers.ledger.close()
-        self._stop_loop()
-
-    def _stop_loop(self) -> None:
-        loop, thread = self._loop, self._loop_thread
-        if loop is None or thread is None or not thread.is_alive():
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        if thread is not threading.current_thread():
-            thread.join(_LOOP_JOIN_SECONDS)
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    loop.close()
+        if self._event_loop is not None:
+            self._event_loop.stop()

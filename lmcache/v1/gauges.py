@@ -1,0 +1,80 @@
+"""What a storage manager tells of itself: totals since it was made, and readings of now."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class GaugeSource:
+    """Identity of the manager whose totals a `ManagerGauges` gives."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTierGauges:
+    """The CPU tier's part of `ManagerGauges`; all zeros where there is no CPU tier.
+
+    Attributes:
+        capacity_bytes, used_bytes: Of the pool; used by memory objects, cached or not.
+        largest_free_bytes: The largest extent that is free without evicting.
+        num_entries: Keys in the hot cache.
+        num_memory_objs: Memory objects that are not freed.
+        num_pinned_objs: Those of them with a pin.
+        num_pins: Pins that lookups hold; several may be on one object.
+        num_keys_in_request: Pinned keys whose use is not in the order yet.
+        forced_releases: Pins that were released because they exceeded their time.
+        unmatched_releases: Releases of pins that were not there.
+        allocation_waits: Allocations that began to wait for a release.
+        failed_waits: Those of them that gave up.
+        failed_allocations: Allocations that got nothing.
+        failed_evictions: Those of them that were allowed to evict.
+        evictions: Times that room was made.
+        evicted_entries: Entries that left for it.
+    """
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    largest_free_bytes: int = 0
+    num_entries: int = 0
+    num_memory_objs: int = 0
+    num_pinned_objs: int = 0
+    num_pins: int = 0
+    num_keys_in_request: int = 0
+    forced_releases: int = 0
+    unmatched_releases: int = 0
+    allocation_waits: int = 0
+    failed_waits: int = 0
+    failed_allocations: int = 0
+    failed_evictions: int = 0
+    evictions: int = 0
+    evicted_entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerGauges:
+    """One manager's totals and readings. Each number is exact; they are not all of one moment.
+
+    Attributes:
+        source: Tells the totals of one manager from those of the next one.
+        touches: Verdict ("refreshed", "present", "gone") to keys that `touch` answered so.
+        touch_errors: Keys whose move a tier answered with an exception.
+        stored: Name of a local tier to its transitions from absent to present.
+        removed: (name of a local tier, reason) to its transitions from present to absent; every
+            reason is listed.
+        events_lost: Events dropped because a subscriber was too slow.
+        events_pending: Events that no subscriber took yet, over all subscriptions.
+        event_lag_seconds: Age of the oldest of them; 0 when there is none.
+        tier_errors: Calls of a tier that raised and counted as a miss.
+        cpu: The CPU tier's.
+    """
+
+    source: GaugeSource = field(repr=False, compare=False)
+    touches: Mapping[str, int]
+    touch_errors: int
+    stored: Mapping[str, int]
+    removed: Mapping[tuple[str, str], int]
+    events_lost: int
+    events_pending: int
+    event_lag_seconds: float
+    tier_errors: int
+    cpu: CpuTierGauges

@@ -1,0 +1,47 @@
+"""Reading a storage manager's gauges from its parts."""
+
+from lmcache.v1.gauges import CpuTierGauges, GaugeSource, ManagerGauges
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger
+from lmcache.v1.storage_backend.residency_moves import ResidencyMoves
+from lmcache.v1.storage_backend.tier_walk import TierWalk
+
+__all__ = ["CpuTierGauges", "ManagerGauges", "ManagerGaugesReader"]
+
+
+class ManagerGaugesReader:
+    """Reads one manager's gauges; no data call passes through it.
+
+    Args:
+        ledger: Residency and events.
+        walk, moves: Where errors and verdicts are counted.
+
+    Threads: safe from any thread; each lock of the parts is taken on its own and briefly.
+    """
+
+    def __init__(self, ledger: ResidencyLedger, walk: TierWalk, moves: ResidencyMoves) -> None:
+        self._ledger = ledger
+        self._walk = walk
+        self._moves = moves
+        self._source = GaugeSource()
+
+    def read(self, cpu: LocalCPUBackend | None) -> ManagerGauges:
+        """Return the gauges as of now.
+
+        Args:
+            cpu: The CPU tier; its part is zeros without one.
+        """
+        stored, removed = self._ledger.transition_counts()
+        events = self._ledger.event_gauges()
+        return ManagerGauges(
+            source=self._source,
+            touches=self._moves.touch_counts(),
+            touch_errors=self._moves.num_errors,
+            stored=stored,
+            removed={(tier, reason.value): n for (tier, reason), n in removed.items()},
+            events_lost=events.num_lost,
+            events_pending=events.num_pending,
+            event_lag_seconds=events.lag_seconds,
+            tier_errors=self._walk.num_tier_errors,
+            cpu=CpuTierGauges() if cpu is None else cpu.gauges(),
+        )
