@@ -7,7 +7,7 @@ PROMETHEUS_MULTIPROC_DIR, the client writes its files there.
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-__all__ = ["LMCStatsMonitor", "LMCacheStats", "LMCacheStatsLogger", "PrometheusLogger"]
+__all__ = ["LMCStatsMonitor", "LMCacheStats", "PrometheusLogger"]
 
 _ENGINE_LABELS = ("model_name", "worker_id", "role", "served_model_name")
-_JOIN_SECONDS = 5.0
 _Labels = tuple[str, ...]
 _Totals = dict[tuple[str, _Labels], int]
 _Source = TypeVar("_Source")
-_Reading = TypeVar("_Reading")
 _Collector = TypeVar("_Collector", Counter, Gauge, Histogram)
 
 
@@ -120,11 +118,11 @@ class _Collectors:
     """The metrics of this process, shared by all engines; they differ in label values.
 
     Args:
-        config: The first engine's: its `histogram_bucket_<metric>` settings hold for all.
+        buckets: Upper bounds of each histogram; the first engine's hold for all.
     """
 
-    def __init__(self, config: "LMCacheEngineConfig | None") -> None:
-        buckets = {metric.name: _buckets_of(metric, config) for metric in HISTOGRAMS}
+    def __init__(self, buckets: Mapping[str, tuple[float, ...]]) -> None:
+        self.buckets = buckets
         counters: tuple[Metric[Any, Any], ...] = (*INTERVAL_COUNTERS, *TOTAL_COUNTERS)
         gauges: tuple[Metric[Any, float], ...] = (*INTERVAL_GAUGES, *MANAGER_GAUGES, HEALTH)
         self._made: list[Counter | Gauge | Histogram] = []
@@ -168,6 +166,10 @@ def _names_of(metric: Metric[Any, Any]) -> _Labels:
     return (*_ENGINE_LABELS, *metric.labels)
 
 
+def _all_buckets(config: "LMCacheEngineConfig | None") -> dict[str, tuple[float, ...]]:
+    return {metric.name: _buckets_of(metric, config) for metric in HISTOGRAMS}
+
+
 def _buckets_of(
     metric: Metric[LMCacheStats, list[float]], config: "LMCacheEngineConfig | None"
 ) -> tuple[float, ...]:
@@ -209,16 +211,27 @@ class PrometheusLogger:
         self._lock = threading.Lock()
         # What was exported of each manager's totals, for as long as the manager lives.
         self._totals: weakref.WeakKeyDictionary[GaugeSource, _Totals] = weakref.WeakKeyDictionary()
+        buckets = _all_buckets(config)
         with PrometheusLogger._class_lock:
             if PrometheusLogger._collectors is None:
-                PrometheusLogger._collectors = _Collectors(config)
+                PrometheusLogger._collectors = _Collectors(buckets)
             self._shared = PrometheusLogger._collectors
+        if self._shared.buckets != buckets:
+            logger.warning(
+                "histogram_bucket_* settings differ from those of the first engine of this "
+                "process, whose histograms are shared: the first ones hold"
+            )
 
     @staticmethod
     def GetOrCreate(  # noqa: N802
         metadata: EngineNames, config: "LMCacheEngineConfig | None" = None
     ) -> "PrometheusLogger":
-        """Return the logger of the engine with these labels."""
+        """Return the logger of the engine with these labels.
+
+        Raises:
+            ConfigError: As the constructor.
+        """
+        _all_buckets(config)
         labels = _labels_of(metadata)
         made = PrometheusLogger._instances.get(labels)
         if made is None:
@@ -284,107 +297,3 @@ class PrometheusLogger:
                     child = self._shared.counters[metric.name].labels(*self._label_values, *values)
                     child.inc(max(0, total - known))
                     exported[metric.name, values] = max(known, total)
-
-
-class LMCacheStatsLogger:
-    """Exports one engine's numbers at an interval, on a thread of its own.
-
-        state    meaning                            who may leave it
-        idle     no thread; `log_now` works         start, close
-        running  a daemon thread exports            close
-        closed   no thread; `log_now` still works   nobody
-
-    Args:
-        metadata: Gives the labels.
-        monitor: The engine's.
-        read_gauges: Gives the manager's gauges, None while there is no manager.
-        log_interval_seconds: From the end of one round to the next.
-        config: See `PrometheusLogger`.
-        read_is_healthy: Gives the engine's health.
-
-    Raises:
-        ValueError: The interval is not positive.
-        ConfigError: See `PrometheusLogger`.
-
-    Attributes:
-        num_errors: Rounds in which a reader raised; the rest of such a round is exported.
-
-    Threads: safe from any thread; `_lock` guards the state.
-    """
-
-    def __init__(
-        self,
-        metadata: EngineNames,
-        monitor: StatsMonitor,
-        read_gauges: Callable[[], ManagerGauges | None] | None = None,
-        log_interval_seconds: float = 10.0,
-        config: "LMCacheEngineConfig | None" = None,
-        read_is_healthy: Callable[[], bool] | None = None,
-    ) -> None:
-        if log_interval_seconds <= 0:
-            raise ValueError(f"log_interval_seconds must be positive, not {log_interval_seconds}")
-        self._monitor = monitor
-        self._prometheus = PrometheusLogger.GetOrCreate(metadata, config)
-        self._read_gauges = read_gauges
-        self._read_is_healthy = read_is_healthy
-        self._interval_seconds = log_interval_seconds
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.num_errors = 0
-
-    def start(self) -> None:
-        """Start the thread; a no-op while it runs.
-
-        Raises:
-            RuntimeError: The logger was closed.
-        """
-        with self._lock:
-            if self._stop.is_set():
-                raise RuntimeError("the stats logger is closed")
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="lmcache-stats-logger", daemon=True
-                )
-                self._thread.start()
-
-    def close(self) -> None:
-        """End the thread and export once more what it had not. Twice is a no-op."""
-        with self._lock:
-            was_closed = self._stop.is_set()
-            self._stop.set()
-            thread = self._thread
-        if was_closed:
-            return
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
-        self.log_now()
-
-    def log_now(self) -> None:
-        """Export what was counted since the last round, on this thread. Never raises."""
-        try:
-            self._prometheus.log_prometheus(
-                self._monitor.get_stats_and_clear(),
-                self._reading(self._read_gauges),
-                self._reading(self._read_is_healthy),
-            )
-        except Exception:  # exporting must not end the thread, let alone the engine
-            self._note_error()
-
-    def _reading(self, read: Callable[[], _Reading] | None) -> _Reading | None:
-        try:
-            return None if read is None else read()
-        except Exception:  # the engine's fault must not keep the other numbers back
-            self._note_error()
-            return None
-
-    def _note_error(self) -> None:
-        with self._lock:
-            self.num_errors += 1
-            is_first = self.num_errors == 1
-        if is_first:
-            logger.exception("exporting metrics failed; it goes on, and this is logged once")
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_seconds):
-            self.log_now()

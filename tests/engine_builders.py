@@ -116,7 +116,7 @@ def keep_from(num_tokens, first):
     return mask
 
 
-def make_engine(connector, metadata=None, num_chunks=16, **settings):
+def make_engine(connector, metadata=None, num_chunks=16, stats=None, **settings):
     """An engine whose pool holds `num_chunks` chunks of ATOM's kind; `post_init` was called."""
     wrapped = metadata or AtomMetadata(make_metadata(engine_id="e"))
     chunk_bytes = -(-wrapped.get_shapes()[0].numel() // 4096) * 4096
@@ -128,6 +128,7 @@ def make_engine(connector, metadata=None, num_chunks=16, **settings):
         connector,
         mock_up_broadcast_fn,
         mock_up_broadcast_object_fn,
+        stats,
     )
     engine.fmt = MemoryFormat.KV_2LTD
     engine.post_init()

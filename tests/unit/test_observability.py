@@ -8,7 +8,8 @@ from event_fakes import run_together
 from metric_fakes import LOOKUP, RETRIEVE, STORE, forget_everything, gauges_of, value
 from prometheus_client import REGISTRY
 
-from lmcache.observability import LMCacheStatsLogger, LMCStatsMonitor, PrometheusLogger
+from lmcache.observability import LMCStatsMonitor, PrometheusLogger
+from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
 from lmcache.v1.errors import ConfigError
 from lmcache.v1.gauges import CpuTierGauges, GaugeSource
 from lmcache.v1.stats import LookupDone

@@ -13,7 +13,7 @@ from metric_fakes import LOOKUP, forget_everything, gauges_of, value
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from lmcache.observability import LMCacheStatsLogger
+from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
 from lmcache.v1.gauges import GaugeSource
 from lmcache.v1.stats_monitor import StatsMonitor
 
@@ -123,7 +123,8 @@ ENGINE = """
 import os, sys
 sys.path.insert(0, "tests")
 from builders import keys, make_config, make_metadata, put_all
-from lmcache.observability import LMCacheStatsLogger, LMCStatsMonitor
+from lmcache.observability import LMCStatsMonitor
+from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
 from lmcache.v1.stats import LookupDone
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 metadata = make_metadata(worker_id=int(sys.argv[1]))

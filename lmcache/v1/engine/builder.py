@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 
 from lmcache.logging import init_logger
-from lmcache.observability import LMCacheStatsLogger, LMCStatsMonitor
+from lmcache.observability import LMCStatsMonitor
 from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.engine.engine import LMCacheEngine
 from lmcache.v1.engine.parts import ChunkCopier
+from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.token_database import ChunkedTokenDatabase
 
