@@ -82,6 +82,18 @@ FIGURES = [
     Figure("interpreter wait p99", "contention", "interpreter_wait_p99_us", "us", "", ""),
     Figure("mixed: mean fill", "mixed_sizes", "mean_fill", "", "0.96", ">= 0.98"),
     Figure("mixed: p99 evicted/asked", "mixed_sizes", "evicted_per_byte_p99", "", "2", "<= 1.5"),
+    Figure("lookup of 32 k tokens", "lookup", "lookup_ms", "ms", "<= 0.333", "<= 0.25"),
+    Figure("lookup of 32 k tokens, a list", "lookup", "lookup_list_ms", "ms", "", ""),
+    Figure("store again, 32 k tokens", "store", "store_again_ms", "ms", "<= 0.1", "<= 0.05"),
+    Figure("store into a full pool, 32 k tokens", "store", "store_new_ms", "ms", "", ""),
+    Figure(
+        "retrieve of 32 MiB, share of memcpy",
+        "retrieve",
+        "retrieve_memcpy_share",
+        "",
+        ">= 0.8",
+        ">= 0.9",
+    ),
     Figure("import beyond torch", "import_time", "import_s", "s", "<= 0.6 s", "<= 0.4 s"),
     Figure(
         "events: no subscriber",
