@@ -62,5 +62,6 @@ void bind_ledger(nb::module_& m);
 void bind_order(nb::module_& m);
 void bind_copy(nb::module_& m);
 void bind_tokens(nb::module_& m);
+void bind_block_copy(nb::module_& m);
 
 }  // namespace lmcache

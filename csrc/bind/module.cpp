@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
   lmcache::bind_order(m);
   lmcache::bind_copy(m);
   lmcache::bind_tokens(m);
+  lmcache::bind_block_copy(m);
 }

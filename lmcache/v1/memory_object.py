@@ -125,9 +125,25 @@ class MemoryObj(Block):
         spec: MemorySpec = self._spec
         return spec.fmt
 
+    def is_laid_out_as(self, shape: torch.Size, dtype: torch.dtype, fmt: MemoryFormat) -> bool:
+        """Whether the contents are one group of this shape, dtype and format."""
+        if self._metadata is None:
+            spec: MemorySpec = self._spec
+            return spec.fmt is fmt and spec.dtypes == (dtype,) and spec.shapes == (shape,)
+        return (
+            self.get_memory_format() is fmt
+            and self.get_dtypes() == [dtype]
+            and self.get_shapes() == [shape]
+        )
+
     @property
     def data_ptr(self) -> int:
         """Address of the first byte; an object without memory of its own has none."""
+        raise NotImplementedError
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the bytes are in host memory."""
         raise NotImplementedError
 
     def get_num_tokens(self) -> int:
@@ -248,6 +264,12 @@ class TensorMemoryObj(MemoryObj):
         return address
 
     @property
+    def is_on_host(self) -> bool:
+        """Whether the bytes are in host memory."""
+        home: torch.Tensor = self._spec.buffer if self._raw is None else self._raw
+        return home.is_cpu
+
+    @property
     def byte_array(self) -> memoryview:
         """The used bytes as a writable view; valid while a reference is held."""
         array = (ctypes.c_ubyte * self.get_size()).from_address(self.data_ptr)
@@ -321,3 +343,8 @@ class BytesBufferMemoryObj(MemoryObj):
     def data_ptr(self) -> int:
         """Address of the first byte."""
         return self.raw_tensor.data_ptr()
+
+    @property
+    def is_on_host(self) -> bool:
+        """Return True: the bytes are Python's."""
+        return True

@@ -17,9 +17,11 @@ try:
         check_keys,
         check_pairs,
         copy_batch,
+        gather,
         leave_native_regions,
         make_keys,
         pack_int64,
+        scatter,
     )
 except ImportError as error:
     raise ImportError(
@@ -42,8 +44,10 @@ __all__ = [
     "check_keys",
     "check_pairs",
     "copy_batch",
+    "gather",
     "make_keys",
     "pack_int64",
+    "scatter",
 ]
 
 _EXIT_WAIT_SECONDS = 10.0

@@ -26,6 +26,10 @@ SURFACE = {
     "lmcache.v1.config": "LMCacheEngineConfig load_engine_config_with_overrides",
     "lmcache.v1.config_base": "validate_and_set_config_value",
     "lmcache.v1.event_manager": "EventManager EventStatus EventType",
+    "lmcache.v1.gpu_connector": "CreateGPUConnector GPUConnectorInterface MockGPUConnector "
+    "RawBlockConnector VLLMPagedMemGPUConnectorV2 utils",
+    "lmcache.v1.gpu_connector.gpu_connectors": "GPUConnectorInterface VLLMPagedMemGPUConnectorV2",
+    "lmcache.v1.gpu_connector.mock_gpu_connector": "MockGPUConnector",
     "lmcache.v1.memory_allocators.ad_hoc_memory_allocator": "AdHocMemoryAllocator",
     "lmcache.v1.memory_allocators.host_memory_allocator": "HostMemoryAllocator",
     "lmcache.v1.memory_allocators.mixed_memory_allocator": "MixedMemoryAllocator",

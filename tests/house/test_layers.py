@@ -42,6 +42,7 @@ LAYERS = [
     ("lmcache.v1.cache_engine", 5),
     ("lmcache.v1.rpc_utils", 1),
     ("lmcache.v1.lookup_client", 5),
+    ("lmcache.v1.gpu_connector", 4),
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -11,6 +11,8 @@ CORE = sorted((ROOT / "csrc" / "core").glob("*.cpp"))
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 PROGRAMS = [
     ("address_allocator_test", "address"),
+    ("block_copy_test", "address"),
+    ("block_copy_test", "thread"),
     ("eviction_order_test", "address"),
     ("pool_test", "address"),
     ("threads_test", "address"),
