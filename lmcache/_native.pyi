@@ -377,6 +377,8 @@ def pack_int64(numbers: object) -> bytes:
     The numbers as little-endian int64; ValueError names the position of one that is none.
     """
 
+LEFT_OUT_ID: int = -9223372036854775808
+
 def gather(addresses: object, sizes: object, counts: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
     """
     Copy slots into memory objects without the interpreter's lock.
@@ -386,5 +388,5 @@ def gather(addresses: object, sizes: object, counts: object, ids: object, bases:
 
 def scatter(addresses: object, sizes: object, counts: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
     """
-    Copy memory objects into slots: gather's arguments, the other way round. An id of -1 leaves the item out; no other id may be there twice.
+    Copy memory objects into slots: gather's arguments, the other way round. An id of LEFT_OUT_ID leaves the item out; no other id may be there twice.
     """

@@ -60,6 +60,7 @@ void define(nb::module_& m, const char* name, const char* signature, const char*
 }  // namespace
 
 void bind_block_copy(nb::module_& m) {
+  m.attr("LEFT_OUT_ID") = kLeftOut;
   define<Direction::kGather>(
       m, "gather", "def gather(" LMCACHE_BLOCK_COPY_ARGUMENTS,
       "Copy slots into memory objects without the interpreter's lock.\n\n"
@@ -69,10 +70,10 @@ void bind_block_copy(nb::module_& m) {
       "i % slots_per_block * slot_stride. An object holds, for each group of parts_per_group "
       "segments, for each of its ids, the parts' items. A ValueError names what does not fit; "
       "then nothing was copied.");
-  define<Direction::kScatter>(
-      m, "scatter", "def scatter(" LMCACHE_BLOCK_COPY_ARGUMENTS,
-      "Copy memory objects into slots: gather's arguments, the other way round. An id of -1 "
-      "leaves the item out; no other id may be there twice.");
+  define<Direction::kScatter>(m, "scatter", "def scatter(" LMCACHE_BLOCK_COPY_ARGUMENTS,
+                              "Copy memory objects into slots: gather's arguments, the other way "
+                              "round. An id of LEFT_OUT_ID "
+                              "leaves the item out; no other id may be there twice.");
 }
 
 }  // namespace lmcache

@@ -155,7 +155,7 @@ bool BlockPlan::read_ids(const ObjectBatch& batch, size_t first, uint64_t count)
       previous = range.first_id + int64_t(range.length) - 1;
     }
     range = {id, 1, i};
-    if (id == -1 && direction_ == Direction::kScatter) {
+    if (id == kLeftOut && direction_ == Direction::kScatter) {
       range.length = 0;
       continue;
     }
@@ -164,7 +164,7 @@ bool BlockPlan::read_ids(const ObjectBatch& batch, size_t first, uint64_t count)
                   ": it must be at least 0 and below "
                   "num_slots, " +
                   std::to_string(num_slots_) +
-                  (id == -1 ? "; only scatter may leave items out with -1" : ""));
+                  (id == kLeftOut ? "; only scatter may leave items out" : ""));
     }
     rising_ &= id > previous;
   }
@@ -216,7 +216,7 @@ bool BlockPlan::check_ids_differ() {
     return fail(item("ids", std::max(indices[0], indices[1])) + " is " +
                 std::to_string(high.first_id) + ", as " +
                 item("ids", std::min(indices[0], indices[1])) +
-                "; a slot can be written once, so pass each id once or -1");
+                "; a slot can be written once, so pass each id once");
   }
   return true;
 }

@@ -134,7 +134,7 @@ def scatter(
 ) -> None:
     """Copy memory objects into slots: `gather` the other way round.
 
-    An id of -1 leaves that item of the object out.
+    An id of `LEFT_OUT_ID` leaves that item of the object out.
 
     Raises:
         ValueError: As for `gather`; also an id that is there twice. Nothing was copied.

@@ -4,6 +4,7 @@ import atexit
 
 try:
     from lmcache._native import (
+        LEFT_OUT_ID,
         AddressRanges,
         Block,
         EventReader,
@@ -34,6 +35,7 @@ __all__ = [
     "AddressRanges",
     "Block",
     "EventReader",
+    "LEFT_OUT_ID",
     "HandleOrder",
     "HostPages",
     "HotIndex",

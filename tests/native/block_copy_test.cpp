@@ -147,7 +147,7 @@ void both_directions(uint64_t seed, uint64_t largest_item, unsigned num_threads)
   CHECK(c.objects == gathered && c.device == device);
 
   for (int64_t& id : c.ids) {
-    if (numbers.below(5) == 0) id = -1;
+    if (numbers.below(5) == 0) id = kLeftOut;
   }
   std::copy(objects.begin(), objects.end(), c.objects.begin());
   each_item(c, [](char* object, char* slot, size_t size) { std::memcpy(slot, object, size); });
@@ -169,7 +169,7 @@ BlockPlan plan_of(std::vector<int64_t> ids, uint64_t slots_per_block, int64_t bl
 }
 
 void runs_are_as_long_as_memory_allows() {
-  const std::vector<int64_t> ids = {2, 3, 4, 5, 6, 20, 21, -1, 22, 9};
+  const std::vector<int64_t> ids = {2, 3, 4, 5, 6, 20, 21, kLeftOut, 22, 9};
   const BlockPlan linear = plan_of(ids, 4, 32), gapped = plan_of(ids, 4, 40);
   CHECK(linear.error.empty() && gapped.error.empty());
   CHECK(linear.runs.size() == 4 && linear.inner_runs.empty());
@@ -184,7 +184,8 @@ void runs_are_as_long_as_memory_allows() {
 void what_is_wrong_is_said() {
   CHECK(plan_of({1, 64}, 4, 32).error.find("ids[1] is 64") == 0);
   CHECK(plan_of({62, 63, 64}, 4, 32).error.find("ids[2] is 64") == 0);
-  CHECK(plan_of({1, -1}, 4, 32, Direction::kGather).error.find("ids[1] is -1") == 0);
+  CHECK(plan_of({1, kLeftOut}, 4, 32, Direction::kGather).error.find("ids[1] is -9") == 0);
+  CHECK(plan_of({1, -1}, 4, 32, Direction::kScatter).error.find("ids[1] is -1") == 0);
   CHECK(plan_of({5, 6, 7, 6}, 4, 32).error.find("ids[3] is 6, as ids[1]") == 0);
   CHECK(plan_of({5, 6, 7, 6}, 4, 32, Direction::kGather).error.empty());
   CHECK(plan_of({1}, 4, -1024).error.find("segment 0") == 0);

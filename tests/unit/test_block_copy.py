@@ -10,6 +10,7 @@ from lmcache.v1 import native
 from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_ops import BlockLayout, gather, scatter
+from lmcache.v1.native import LEFT_OUT_ID
 
 GUARD = 0xA5
 SPARE_BYTES = 192
@@ -45,7 +46,7 @@ class Arena:
         self.objects = bytearray([GUARD]) * (at + SPARE_BYTES)
 
     def items(self, ids):
-        """(start in objects, start on the device, bytes) of every item, -1 left out."""
+        """(start in objects, start on the device, bytes) of every item that is not left out."""
         step, first = self.parts_per_group, 0
         for at, count in zip(self.object_starts, self.counts, strict=True):
             own, first = ids[first : first + count], first + count
@@ -132,7 +133,7 @@ def test_scatter_gives_what_a_plain_copy_gives_and_leaves_items_out(order, num_t
     for seed in range(60):
         arena, ids, rng = random_arena(seed, order)
         arena.objects[:] = rng.randbytes(len(arena.objects))
-        ids = [-1 if rng.random() < 0.1 else i for i in ids]
+        ids = [LEFT_OUT_ID if rng.random() < 0.1 else i for i in ids]
         device, objects = arena.expected(ids, into_objects=False)
 
         native.scatter(**arena.arguments(ids), num_threads=num_threads)
@@ -225,7 +226,7 @@ def test_a_refused_batch_moves_nothing(copy, name, value, message):
         ([4, 5, 6, 5, 1], r"ids\[3\] is 5, as ids\[1\]"),
         ([4, 5, 6, 3, 4], r"ids\[4\] is 4, as ids\[0\]"),
         ([4, 4, 6, 7, 8], r"ids\[1\] is 4, as ids\[0\]"),
-        ([7, -1, 7, -1, 8], r"ids\[2\] is 7, as ids\[0\]"),
+        ([7, LEFT_OUT_ID, 7, LEFT_OUT_ID, 8], r"ids\[2\] is 7, as ids\[0\]"),
     ],
 )
 def test_scatter_refuses_to_write_a_slot_twice(ids, message):
@@ -256,9 +257,16 @@ def test_gather_reads_a_slot_as_often_as_asked():
 
 def test_gather_refuses_to_leave_items_out():
     arena, ids = small_arena()
-    ids[2] = -1
-    with pytest.raises(ValueError, match=r"ids\[2\] is -1.*only scatter"):
+    ids[2] = LEFT_OUT_ID
+    with pytest.raises(ValueError, match=r"ids\[2\] is -9.*only scatter"):
         native.gather(**arena.arguments(ids))
+
+
+def test_scatter_takes_a_stray_minus_one_for_the_error_it_is():
+    arena, ids = small_arena()
+    ids[2] = -1
+    with pytest.raises(ValueError, match=r"ids\[2\] is -1: it must be at least 0"):
+        native.scatter(**arena.arguments(ids))
 
 
 def test_gather_refuses_objects_that_share_bytes():
@@ -320,7 +328,7 @@ def test_memory_objects_are_gathered_and_scattered(as_ids, block_major):
     before = [segment.clone() for segment in segments]
     for segment in segments:
         segment[[4, 5]] = 0
-    scatter(objs, as_ids([4, -1, 5]), [2, 1], layout)
+    scatter(objs, as_ids([4, LEFT_OUT_ID, 5]), [2, 1], layout)
     assert all(map(torch.equal, segments, before))
     assert layout.item_bytes_total == 120
 

@@ -113,16 +113,18 @@ def test_leaving_tokens_out_does_not_change_the_mapping_of_the_caller(connector,
     assert torch.equal(mapping, SLOTS)
 
 
-def test_slots_of_minus_one_are_left_out_when_writing_and_refused_when_reading(connector, kvcaches):
+def test_slots_of_minus_one_are_refused_but_for_tokens_that_are_cached_already(connector, kvcaches):
     mapping = SLOTS.clone()
     mapping[:2] = -1
     before = flat(kvcaches, SLOTS)
+    obj = allocate(8)
 
-    connector.to_gpu(allocate(8), 0, 8, kvcaches=kvcaches, slot_mapping=mapping)
+    for call in (connector.to_gpu, connector.from_gpu):
+        with pytest.raises(ValueError, match=r"ids\[0\] is -1"):
+            call(obj, 0, 8, kvcaches=kvcaches, slot_mapping=mapping)
+    connector.to_gpu(obj, 0, 8, slot_mapping=mapping, vllm_cached_tokens=2)
 
     assert torch.equal(flat(kvcaches, SLOTS[:2]), before[:, :, :2])
-    with pytest.raises(ValueError, match=r"ids\[0\] is -1"):
-        connector.from_gpu(allocate(8), 0, 8, slot_mapping=mapping)
 
 
 def test_kvcaches_are_kept_from_whichever_call_brought_them(connector, kvcaches):

@@ -132,7 +132,7 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         ends: Sequence[int],
         **kwargs: Any,
     ) -> None:
-        """Write objects into the slots of their tokens; a slot of -1 is left out.
+        """Write objects into the slots of their tokens, but for `vllm_cached_tokens`.
 
         Raises:
             ValueError: No kvcaches or slot mapping, an object of another format, dtype or shape, a
@@ -154,7 +154,7 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         """Read the slots of ranges of tokens into objects.
 
         Raises:
-            ValueError: As for `batched_to_gpu`; also a slot of -1. Nothing was written.
+            ValueError: As for `batched_to_gpu`; Nothing was written.
         """
         registered, slots = self._prepare(memory_objs, starts, ends, kwargs)
         gather(memory_objs, slots, _lengths(starts, ends), registered.layout, self.num_threads)

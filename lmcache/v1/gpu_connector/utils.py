@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+from lmcache.v1.native import LEFT_OUT_ID
+
 KVLayer = torch.Tensor | Sequence[torch.Tensor]
 SlotMapping = torch.Tensor | Sequence[int]
 
@@ -115,7 +117,7 @@ def slots_of(slot_mapping: SlotMapping, starts: Sequence[int], ends: Sequence[in
 def leave_out_prefix(
     slots: torch.Tensor, starts: Sequence[int], ends: Sequence[int], num_tokens: int
 ) -> torch.Tensor:
-    """Return `slots` with -1 for the tokens before `num_tokens` of the request.
+    """Return `slots` with `LEFT_OUT_ID` for the tokens before `num_tokens` of the request.
 
     Args:
         slots: What `slots_of` gave for the same ranges; it is not changed.
@@ -128,7 +130,7 @@ def leave_out_prefix(
     slots = slots.clone()
     at = 0
     for start, end in zip(starts, ends, strict=True):
-        slots[at : at + max(0, min(end, num_tokens) - start)] = -1
+        slots[at : at + max(0, min(end, num_tokens) - start)] = LEFT_OUT_ID
         at += end - start
     return slots
 
