@@ -23,6 +23,8 @@ SURFACE = {
     "LayerCacheEngineKey cdiv convert_tokens_to_list get_version init_logger mock_up_broadcast_fn "
     "mock_up_broadcast_object_fn parse_cache_key round_down round_up "
     "start_loop_in_thread_with_exceptions",
+    "lmcache.observability": "LMCStatsMonitor PrometheusLogger",
+    "lmcache.v1.cache_engine": "LMCacheEngine LMCacheEngineBuilder",
     "lmcache.v1.config": "LMCacheEngineConfig load_engine_config_with_overrides",
     "lmcache.v1.config_base": "validate_and_set_config_value",
     "lmcache.v1.event_manager": "EventManager EventStatus EventType",
@@ -30,6 +32,11 @@ SURFACE = {
     "RawBlockConnector VLLMPagedMemGPUConnectorV2 utils",
     "lmcache.v1.gpu_connector.gpu_connectors": "GPUConnectorInterface VLLMPagedMemGPUConnectorV2",
     "lmcache.v1.gpu_connector.mock_gpu_connector": "MockGPUConnector",
+    "lmcache.v1.lookup_client": "LookupClientFactory",
+    "lmcache.v1.lookup_client.abstract_client": "LookupClientInterface",
+    "lmcache.v1.lookup_client.factory": "LookupClientFactory",
+    "lmcache.v1.lookup_client.lmcache_lookup_client": "LMCacheLookupClient LMCacheLookupServer",
+    "lmcache.v1.rpc_utils": "IPC_SOCKET_PATH_MAX_LEN get_zmq_rpc_path_lmcache",
     "lmcache.v1.memory_allocators.ad_hoc_memory_allocator": "AdHocMemoryAllocator",
     "lmcache.v1.memory_allocators.host_memory_allocator": "HostMemoryAllocator",
     "lmcache.v1.memory_allocators.mixed_memory_allocator": "MixedMemoryAllocator",
@@ -55,8 +62,15 @@ SURFACE = {
 NAMES = [(module, name) for module, names in SURFACE.items() for name in names.split()]
 RECORDED = json.loads((Path(__file__).parent / "goldens" / "signatures.json").read_text())
 
-# Layerwise mode and async loading are refused; keys_per_chunk's callbacks belong to the latter.
+# Layerwise mode, async loading, P2P and cachegen are refused, whatever the arguments are.
 OUT_OF_SCOPE = {
+    "LMCacheEngine.async_lookup_and_prefetch",
+    "LMCacheEngine.cleanup_memory_objs",
+    "LMCacheEngine.compress",
+    "LMCacheEngine.decompress",
+    "LMCacheEngine.move",
+    "LMCacheEngine.retrieve_layer",
+    "LMCacheEngine.store_layer",
     "StorageManager.async_lookup_and_prefetch",
     "StorageManager.layerwise_batched_get",
     "StorageManager.prefetch_all_done_callback",
