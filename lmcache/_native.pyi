@@ -356,7 +356,7 @@ class AddressRanges:
 
     def check_integrity(self) -> list[str]: ...
 
-def copy_batch(targets: object, sources: object, sizes: object, num_threads: int = 1) -> None:
+def copy_batch(targets: object, sources: object, sizes: object, num_threads: int = 1, *, stream: int = 0) -> None:
     """
     Copy sizes[i] bytes from sources[i] to targets[i] (uint64 arrays of addresses) without the interpreter's lock. Pieces must not overlap.
     """

@@ -27,7 +27,7 @@ void checked_copy(Words addresses, Words sizes, Words counts, Integers ids, Word
   check_equal("bases", bases.size(), "item_bytes", item_bytes.size());
   check_equal("bases", bases.size(), "slot_strides", slot_strides.size());
   check_equal("bases", bases.size(), "block_strides", block_strides.size());
-  if (stream != 0) throw nb::value_error("stream must be 0: the CPU core has no streams");
+  check_no_stream(stream);
   if (g_exiting) return;  // the interpreter is going; nobody will read the copy
   const SlotLayout layout{
       bases.data(), item_bytes.data(), slot_strides.data(), block_strides.data(),

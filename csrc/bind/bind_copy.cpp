@@ -10,7 +10,9 @@ namespace {
 
 using Words = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void checked_copy_batch(Words targets, Words sources, Words sizes, unsigned num_threads) {
+void checked_copy_batch(Words targets, Words sources, Words sizes, unsigned num_threads,
+                        uint64_t stream) {
+  check_no_stream(stream);
   if (targets.size() != sources.size() || targets.size() != sizes.size()) {
     throw nb::value_error(("targets, sources and sizes must be equally long, not " +
                            std::to_string(targets.size()) + ", " + std::to_string(sources.size()) +
@@ -65,8 +67,9 @@ PyType_Slot pages_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pages_get
 void bind_copy(nb::module_& m) {
   m.def("copy_batch", &checked_copy_batch, nb::arg("targets").noconvert(),
         nb::arg("sources").noconvert(), nb::arg("sizes").noconvert(), nb::arg("num_threads") = 1,
+        nb::kw_only(), nb::arg("stream") = 0,
         nb::sig("def copy_batch(targets: object, sources: object, sizes: object, "
-                "num_threads: int = 1) -> None"),
+                "num_threads: int = 1, *, stream: int = 0) -> None"),
         "Copy sizes[i] bytes from sources[i] to targets[i] (uint64 arrays of addresses) without "
         "the interpreter's lock. Pieces must not overlap.");
   nb::class_<HostPages>(m, "HostPages", nb::type_slots(pages_slots),

@@ -55,6 +55,11 @@ nb::object make_blocks(nb::handle cls, const std::shared_ptr<Pool>& pool,
 PolicyKind kind_from(const std::string& name);
 nb::dict gauges_dict(const PoolGauges& gauges);
 
+// The copying calls have the arguments that GPU builds of them need.
+inline void check_no_stream(uint64_t stream) {
+  if (stream != 0) throw nb::value_error("stream must be 0: the CPU core has no streams");
+}
+
 void bind_key(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_index(nb::module_& m);

@@ -382,3 +382,9 @@ def test_views_that_cannot_be_segments_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             BlockLayout.from_views(views)
+
+
+def test_streams_are_refused_by_copy_batch_too():
+    words = array("Q", [])
+    with pytest.raises(ValueError, match="the CPU core has no streams"):
+        native.copy_batch(words, words, words, stream=1)
