@@ -1,27 +1,34 @@
-"""Replay: a small serving engine around the real storage manager, arm beside arm.
+"""Replay: a small serving engine around the real cache engine, arm beside arm.
 
-Real requests (a Mooncake-format trace, or generated agentic sessions) run through the real pool
-with real, scaled-down bytes. KV blocks and state images share one pool; a state index answers state
-hits and learns only what the arm tells it. Every loaded byte is compared with what its key demands.
+Real requests (a Mooncake-format trace, or generated agentic sessions) run through the real
+`LMCacheEngine` with real, scaled-down bytes, asked through a real lookup server over ZMQ. KV blocks
+and state images share one pool; a state index answers state hits and learns only what the arm tells
+it. Every loaded byte is compared with what its prefix demands.
 
 Accounting: whole blocks of 512 tokens only; the image of a prompt's end sits at its last whole
-block; a load that fails recomputes the whole prompt.
+block; a load that fails recomputes the whole prompt. Towards the engine a block is one chunk of 4
+tokens made from its prefix id: the engine's hash chain names it, and its bytes are `block_bytes`
+whatever the tokens.
 
 One request is one engine pass, at the trace's own time:
 
 1. The engine hears: events since the last pass (arms with events), then verdicts of touches of the
    last pass.
-2. KV lookup: the longest resident prefix, pinned, which refreshes it (every arm, as upstream).
+2. KV lookup through the lookup client: the longest resident prefix, pinned for the request, which
+   counts as one use of each block (every arm, as upstream).
 3. Plan: the deepest boundary within that match whose image the index advertises. With touch, the
    image's hash is sent to the cache, at most once in 0.5 s. An image without evidence (store, load,
-   verdict) within the verification window holds the request for one pass; a GONE verdict makes the
-   index forget it, and the next lower boundary is tried. Arms with events never hold: their index
-   is exact at this point.
-4. Load: KV up to the boundary, then the image. Without touch the image is read by a path that moves
-   nothing, since upstream's get refreshes nothing.
-5. Store: KV blocks that are missing in one batch (resident ones beyond the match are refreshed, as
-   duplicates are), then the images of the boundaries computed now, shallow first: every `interval`
-   blocks and the end. An image that is resident is not stored again; with touch it is refreshed.
+   verdict) within the verification window holds the request for one pass, in which it looks up
+   again; a GONE verdict makes the index forget it, and the next lower boundary is tried. Arms with
+   events never hold: their index is exact at this point.
+4. Load: `retrieve` of the KV up to the boundary, then the image. Without touch the image is read by
+   a path that moves nothing, since upstream's get refreshes nothing.
+5. Compute, in steps of `prefill_blocks` or at once. Each step calls `store` with the prompt so far,
+   the match and earlier steps masked: the engine copies what is missing, never evicts the prompt's
+   own prefix for it, and refreshes the whole prefix, head youngest. Then the images of the step's
+   boundaries, shallow first: every `interval` blocks and the end. An image that is resident is not
+   stored again; with touch it is refreshed.
+6. The pins are released.
 
-No request runs beside another one: nothing is pinned or held while a victim is sought.
+Requests run one after another: the only pins are those of the request that runs.
 """

@@ -127,6 +127,11 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="eviction order (%(default)s)",
     )
     rules.add_argument(
+        "--prefill-blocks",
+        type=int,
+        help="compute and store a prompt in steps of so many blocks (default: in one)",
+    )
+    rules.add_argument(
         "--verified-for-s",
         type=float,
         help="seconds the touch arm trusts an image's last evidence (default: from the pool's full "
@@ -152,6 +157,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         block_bytes=options.block_bytes,
         policy=options.policy,
         verified_for_ms=window_ms,
+        prefill_blocks=options.prefill_blocks,
     )
 
 

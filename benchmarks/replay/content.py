@@ -1,4 +1,4 @@
-"""What the bytes of an object must be: a 64-bit word made from its key, repeated."""
+"""What the bytes of an object must be: a 64-bit word made from its kind and prefix, repeated."""
 
 import enum
 
@@ -18,7 +18,10 @@ class Kind(enum.IntEnum):
 
 
 def chunk_hash(kind: Kind, prefix_id: int) -> int:
-    """Return the 63-bit chunk hash of a prefix's KV block or state image, distinct for each."""
+    """Return the 63-bit word of a prefix's KV block or state image, distinct for each.
+
+    It is what the object's bytes repeat, and for an image the chunk hash in its key as well.
+    """
     return ((prefix_id << 1 | kind) * _SPREAD) & _MASK
 
 

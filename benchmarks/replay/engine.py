@@ -1,16 +1,17 @@
-"""The serving engine of one arm: lookup, plan, load, store, as described in the package."""
+"""The serving engine of one arm: lookup, plan, load, compute, as described in the package."""
 
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.replay.content import Kind, kind_and_prefix
+from benchmarks.replay.kv_service import LoadOutcome
+from benchmarks.replay.naming import image_key, image_of
 from benchmarks.replay.observer import Observer
-from benchmarks.replay.pool import LoadOutcome, ReplayPool
+from benchmarks.replay.pool import ReplayPool
 from benchmarks.replay.requests import Request
 from benchmarks.replay.settings import Arm, ImageClass, Settings
 from benchmarks.replay.state_index import StateIndex, TouchTicket, VerdictEffect
 from lmcache.v1.cache_key import CacheEngineKey
-from lmcache.v1.storage_backend.cache_events import EventKind
+from lmcache.v1.storage_backend.cache_events import EventKind, Subscription
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.touch import TouchVerdict
 
@@ -33,40 +34,57 @@ class ReplayEngine:
         self._index = StateIndex()
         self._counts: Counter[str] = Counter()
         self._observer = Observer(self._pool.manager, self._index, self._counts)
-        self._events = None
-        if arm.hears_events:
-            self._events = self._pool.manager.subscribe(
-                kinds={EventKind.STORED, EventKind.REMOVED}, capacity=events_capacity
-            )
+        self._events = self._subscribed(events_capacity) if arm.hears_events else None
         self._verdicts: list[tuple[TouchTicket, TouchVerdict]] = []
         self._now_ms = 0
+        self._lookup_id = ""
+
+    def _subscribed(self, capacity: int) -> Subscription:
+        kinds = {EventKind.STORED, EventKind.REMOVED}
+        try:
+            return self._pool.manager.subscribe(kinds=kinds, capacity=capacity)
+        except BaseException:  # nobody gets an engine to close
+            self._pool.close()
+            raise
 
     def serve(self, request: Request) -> None:
         """Run one request through one engine pass (two or more while it is held)."""
         self._now_ms = request.timestamp_ms
+        self._lookup_id = f"request-{self._counts['requests']}"
+        self._counts["requests"] += 1
         prompt = request.prefix_ids
-        kv_keys = self._pool.kv_keys(prompt)
         self._hear_events()
         self._hear_verdicts()
-        num_matched = self._pool.match_kv(kv_keys)
-        resume = self._load(prompt, kv_keys, self._plan(prompt, num_matched))
-        self._pool.release_match()
-        self._counts["requests"] += 1
+        num_matched = self._pool.kv.match(prompt, self._lookup_id)
+        resume = self._load(prompt, self._plan(prompt, num_matched))
         self._counts["input_blocks"] += len(prompt)
         self._counts["recomputed_blocks"] += len(prompt) - resume
-        self._store_kv(kv_keys[num_matched:])
-        self._store_images(prompt, num_matched, resume)
+        self._compute(prompt, num_matched, resume)
+        self._pool.kv.release(self._lookup_id)
         self._counts["index_peak"] = max(self._counts["index_peak"], len(self._index))
         self._observer.look(self._now_ms)
 
     def finish(self) -> dict[str, int]:
-        """End the run, free the pool, and return the counts; a count that never rose is absent."""
+        """End the run, close the engine, and return the counts; one that never rose is absent.
+
+        Raises:
+            RuntimeError: The engine's own report of its stores contradicts the run.
+        """
         self._observer.close(self._now_ms)
+        self.close()
+        self._counts["index_size"] = len(self._index)
+        totals = self._pool.kv.totals()
+        self._counts["lookups"] = totals.lookups
+        self._counts["kv_stored"] = totals.stored
+        self._counts["kv_already_resident"] = totals.resident
+        self._counts["kv_no_room"] = totals.no_room
+        return {name: value for name, value in self._counts.items() if value}
+
+    def close(self) -> None:
+        """Close everything, also in the middle of a run. Twice is a no-op."""
         if self._events is not None:
             self._events.close()
         self._pool.close()
-        self._counts["index_size"] = len(self._index)
-        return {name: value for name, value in self._counts.items() if value}
 
     # ---- what the engine is told ----------------------------------------------------------------
 
@@ -79,8 +97,8 @@ class ReplayEngine:
                 resynced_to = self._resync()
             if event.key is None or event.seq <= resynced_to:
                 continue
-            kind, image = kind_and_prefix(int(event.key.chunk_hash))
-            if kind is not Kind.IMAGE:
+            image = image_of(event.key)
+            if image is None:
                 continue
             if event.kind is EventKind.STORED:
                 self._index.hear_stored(image, event.generation, self._now_ms)
@@ -90,8 +108,8 @@ class ReplayEngine:
     def _resync(self) -> int:
         """Rebuild the index after lost events; returns the moment it is true for."""
         snapshot = self._pool.manager.snapshot()
-        named = [kind_and_prefix(int(key.chunk_hash)) for key in snapshot.residents]
-        for image in self._index.resync({name for kind, name in named if kind is Kind.IMAGE}):
+        images = {image_of(key) for key in snapshot.residents}
+        for image in self._index.resync({image for image in images if image is not None}):
             self._observer.note_forgotten(image, self._now_ms)
         return snapshot.seq
 
@@ -121,26 +139,32 @@ class ReplayEngine:
             if may_go:
                 return boundary
             self._counts["holds"] += 1
+            self._look_up_again(prompt, num_matched)
             self._hear_verdicts()
             if image in self._index:
                 return boundary
             self._counts["replans"] += 1
 
+    def _look_up_again(self, prompt: Sequence[int], num_matched: int) -> None:
+        """A held request asks anew in its next pass: pinned as it is, nothing has changed."""
+        if self._pool.kv.match(prompt, self._lookup_id) != num_matched:
+            raise RuntimeError(f"pins of {self._lookup_id} did not keep its {num_matched} blocks")
+
     def _send_touch(self, image: int) -> None:
         ticket = self._index.want_touch(image, self._now_ms)
         if ticket is None:
             return
-        (verdict,) = self._pool.touch([self._pool.image_key(image)])
+        (verdict,) = self._pool.touch([image_key(image)])
         self._counts[f"touches_{verdict.name.lower()}"] += 1
         self._verdicts.append((ticket, verdict))
 
-    def _load(self, prompt: Sequence[int], kv_keys: Sequence[CacheEngineKey], boundary: int) -> int:
+    def _load(self, prompt: Sequence[int], boundary: int) -> int:
         """Load image and KV up to `boundary`; returns where computing starts, 0 after a failure."""
         if not boundary:
             return 0
         self._counts["loads_attempted"] += 1
         image = prompt[boundary - 1]
-        cause = self._load_cause(image, kv_keys[:boundary])
+        cause = self._load_cause(image, prompt[:boundary])
         if cause is not None:
             self._counts["loads_failed"] += 1
             self._counts[f"failed_{cause}"] += 1
@@ -152,13 +176,13 @@ class ReplayEngine:
         self._counts["loaded_blocks"] += boundary
         return boundary
 
-    def _load_cause(self, image: int, kv_keys: Sequence[CacheEngineKey]) -> str | None:
+    def _load_cause(self, image: int, prefix: Sequence[int]) -> str | None:
         """Load; returns why it failed, or None."""
-        key = self._pool.image_key(image)
+        key = image_key(image)
         if not self._pool.is_resident(key):
             has_touches_only = self._arm.touches and not self._arm.hears_events
             return self._observer.why_missing(image, has_touches_only=has_touches_only)
-        kv_outcome = self._pool.load_kv(kv_keys)
+        kv_outcome = self._pool.kv.load(prefix)
         image_outcome = self._pool.load_image(key, is_use=self._arm.touches)
         if LoadOutcome.WRONG_BYTES in (kv_outcome, image_outcome):
             return "wrong_bytes"
@@ -166,33 +190,31 @@ class ReplayEngine:
             return "kv_missing"
         return "unexplained" if image_outcome is LoadOutcome.MISSING else None
 
-    # ---- store ----------------------------------------------------------------------------------
+    # ---- compute and store ----------------------------------------------------------------------
 
-    def _store_kv(self, keys: Sequence[CacheEngineKey]) -> None:
-        """Store the blocks beyond the match; those resident after all are refreshed first."""
-        is_resident = [self._pool.is_resident(key) for key in keys]
-        resident = [key for key, here in zip(keys, is_resident, strict=True) if here]
-        missing = [key for key, here in zip(keys, is_resident, strict=True) if not here]
-        if resident:
-            self._pool.touch(resident)
-        num_stored = self._pool.store_kv(missing)
-        self._counts["kv_already_resident"] += len(resident)
-        self._counts["kv_stored"] += num_stored
-        self._counts["kv_no_room"] += len(missing) - num_stored
+    def _compute(self, prompt: Sequence[int], num_matched: int, resume: int) -> None:
+        """Compute what was not loaded, step by step; each step stores its KV, then its images."""
+        step = self._settings.prefill_blocks or max(1, len(prompt))
+        for start in range(resume, len(prompt), step):
+            end = min(start + step, len(prompt))
+            first = max(start, num_matched)
+            if first < end:
+                self._pool.kv.store(prompt[:end], first)
+            self._store_images(prompt, num_matched, start, end)
 
-    def _store_images(self, prompt: Sequence[int], num_matched: int, resume: int) -> None:
-        """Store the images of the boundaries computed now, shallow first."""
+    def _store_images(self, prompt: Sequence[int], num_matched: int, start: int, end: int) -> None:
+        """Store the images of the boundaries in (start, end], shallow first."""
         interval = self._settings.interval_blocks
         branch = num_matched // interval * interval
-        first = (resume // interval + 1) * interval
-        for boundary in range(first, len(prompt), interval):
+        first = (start // interval + 1) * interval
+        for boundary in range(first, min(end + 1, len(prompt)), interval):
             klass = ImageClass.BRANCH if boundary == branch else ImageClass.INTERVAL
             self._store_image(prompt[boundary - 1], klass)
-        if resume < len(prompt):
+        if end == len(prompt):
             self._store_image(prompt[-1], ImageClass.PROMPT_END)
 
     def _store_image(self, image: int, klass: ImageClass) -> None:
-        key = self._pool.image_key(image)
+        key = image_key(image)
         is_here = self._pool.is_resident(key)
         if is_here:
             self._counts["images_already_resident"] += 1

@@ -8,7 +8,7 @@ it is a reference, not an oracle.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.replay.requests import Request
@@ -20,33 +20,51 @@ _Entry = tuple[str, int]
 
 
 class _LruPool:
-    """Entries by kind and prefix id, coldest first; sizes in blocks."""
+    """Entries by kind and prefix id, coldest first; sizes in blocks.
+
+    `kept` are entries that may not leave: those a request has pinned, those a store runs over.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.free = capacity
-        self.held = 0
+        self.evictable = 0
         self.order: OrderedDict[_Entry, int] = OrderedDict()
+        self.kept: set[_Entry] = set()
         self.evicted: list[_Entry] = []
 
     def use(self, entry: _Entry) -> None:
         self.order.move_to_end(entry)
 
+    def keep(self, entry: _Entry) -> bool:
+        """Let an entry stay; False where it does already."""
+        if entry in self.kept:
+            return False
+        self.kept.add(entry)
+        self.evictable -= self.order[entry]
+        return True
+
+    def let_go(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            self.kept.remove(entry)
+            self.evictable += self.order[entry]
+
     def reserve(self, size: int) -> bool:
         """Take `size` blocks, evicting the coldest entries; False leaves the pool as it was."""
-        if self.free + self.held < size:
+        if self.free + self.evictable < size:
             return False
         while self.free < size:
-            victim, freed = self.order.popitem(last=False)
+            victim = next(entry for entry in self.order if entry not in self.kept)
+            freed = self.order.pop(victim)
             self.evicted.append(victim)
             self.free += freed
-            self.held -= freed
+            self.evictable -= freed
         self.free -= size
         return True
 
     def add(self, entry: _Entry, size: int, *, cold: bool = False) -> None:
         """Make reserved blocks an entry, youngest, or first out when cold."""
         self.order[entry] = size
-        self.held += size
+        self.evictable += size
         if cold:
             self.order.move_to_end(entry, last=False)
 
@@ -94,8 +112,8 @@ class _Model:
         matched = self._match_kv(prompt)
         resume = self._load(prompt, self._plan(prompt, matched))
         self.counts["recomputed_blocks"] += len(prompt) - resume
-        self._store_kv(prompt, matched)
-        self._store_images(prompt, matched, resume)
+        self._compute(prompt, matched, resume)
+        self.pool.let_go([(_KV, block) for block in prompt[:matched]])
         self.counts["index_peak"] = max(self.counts["index_peak"], len(self.index))
         self._note_evictions()
 
@@ -121,11 +139,13 @@ class _Model:
         self.verdicts.clear()
 
     def _match_kv(self, prompt: Sequence[int]) -> int:
+        self.counts["lookups"] += bool(prompt)
         matched = 0
         while matched < len(prompt) and (_KV, prompt[matched]) in self.pool.order:
             matched += 1
         for block in reversed(prompt[:matched]):
             self.pool.use((_KV, block))
+            self.pool.keep((_KV, block))
         return matched
 
     def _plan(self, prompt: Sequence[int], matched: int) -> int:
@@ -142,6 +162,7 @@ class _Model:
             if fresh or self.arm.hears_events:
                 return boundary
             self.counts["holds"] += 1
+            self.counts["lookups"] += 1
             self._hear_verdicts()
             if image in self.index:
                 return boundary
@@ -187,25 +208,54 @@ class _Model:
 
     # ---- stores ---------------------------------------------------------------------------------
 
-    def _store_kv(self, prompt: Sequence[int], matched: int) -> None:
-        tail = prompt[matched:]
-        for block in reversed(tail):
-            if (_KV, block) in self.pool.order:
-                self.pool.use((_KV, block))
-                self.counts["kv_already_resident"] += 1
-        missing = [block for block in tail if (_KV, block) not in self.pool.order]
-        stored = 0
-        while stored < len(missing) and self.pool.reserve(1):
-            stored += 1
-        for block in reversed(missing[:stored]):
-            self.pool.add((_KV, block), 1)
-        self.counts["kv_stored"] += stored
-        self.counts["kv_no_room"] += len(missing) - stored
+    def _compute(self, prompt: Sequence[int], matched: int, resume: int) -> None:
+        done = resume
+        while done < len(prompt):
+            upto = len(prompt)
+            if self.settings.prefill_blocks is not None:
+                upto = min(upto, done + self.settings.prefill_blocks)
+            if matched < upto:
+                self._store_kv(prompt[:upto], max(matched, done))
+            self._store_images(prompt, matched, done, upto)
+            done = upto
 
-    def _store_images(self, prompt: Sequence[int], matched: int, resume: int) -> None:
+    def _store_kv(self, prompt: Sequence[int], wanted_from: int) -> None:
+        """Walk the prompt: what is there stays and is used, what is missing goes in until it ends.
+
+        A block that is not wanted and not there is passed over.
+        """
+        entries = [(_KV, block) for block in prompt]
+        leading = 0
+        while leading < len(entries) and entries[leading] in self.pool.order:
+            leading += 1
+        used, new = entries[:leading], []
+        kept_here = [entry for entry in used if self.pool.keep(entry)]
+        resident = max(0, leading - wanted_from)
+        for position in range(leading, len(entries)):
+            entry = entries[position]
+            if entry in self.pool.order:
+                kept_here += [entry] if self.pool.keep(entry) else []
+                resident += position >= wanted_from
+            elif position < wanted_from:
+                continue
+            elif self.pool.reserve(1):
+                new.append(entry)
+            else:
+                break
+            used.append(entry)
+        for entry in new:
+            self.pool.add(entry, 1)
+        for entry in reversed(used):
+            self.pool.use(entry)
+        self.pool.let_go(kept_here)
+        self.counts["kv_stored"] += len(new)
+        self.counts["kv_already_resident"] += resident
+        self.counts["kv_no_room"] += len(entries) - wanted_from - len(new) - resident
+
+    def _store_images(self, prompt: Sequence[int], matched: int, done: int, upto: int) -> None:
         every = self.settings.interval_blocks
         branch = matched - matched % every
-        for boundary in range(resume + 1, len(prompt) + 1):
+        for boundary in range(done + 1, upto + 1):
             if boundary == len(prompt):
                 self._store_image(prompt[boundary - 1], "prompt_end")
             elif boundary % every == 0:

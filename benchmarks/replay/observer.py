@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from benchmarks.replay.content import Kind, kind_and_prefix
+from benchmarks.replay.naming import image_of
 from benchmarks.replay.state_index import StateIndex
 from lmcache.v1.storage_backend.cache_events import EventKind, RemovalReason
 from lmcache.v1.storage_backend.storage_manager import StorageManager
@@ -26,13 +26,13 @@ class Observer:
                 raise RuntimeError(
                     f"the measuring subscription got {event.kind}: its counts would be wrong"
                 )
-            kind, prefix_id = kind_and_prefix(int(event.key.chunk_hash))
+            image = image_of(event.key)
             verb = "evicted" if event.reason is RemovalReason.CAPACITY else "removed"
-            self._counts[f"{verb}_{kind.name.lower()}"] += 1
-            if kind is Kind.IMAGE:
-                self._left.add(prefix_id)
-                if prefix_id in self._index:
-                    self._stale_since_ms.setdefault(prefix_id, now_ms)
+            self._counts[f"{verb}_kv" if image is None else f"{verb}_image"] += 1
+            if image is not None:
+                self._left.add(image)
+                if image in self._index:
+                    self._stale_since_ms.setdefault(image, now_ms)
 
     def note_stored(self, image: int, now_ms: int) -> None:
         """The image is in the pool: whatever was advertised of it is true again."""

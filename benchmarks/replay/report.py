@@ -15,6 +15,7 @@ _ROWS = (
     ("requests", "requests", ",d"),
     ("input blocks", "input_blocks", ",d"),
     ("recomputed share", "recomputed_share", ".4f"),
+    ("KV lookups", "lookups", ",d"),
     ("state loads attempted", "loads_attempted", ",d"),
     ("state loads succeeded", "loads_succeeded", ",d"),
     ("state loads failed", "loads_failed", ",d"),

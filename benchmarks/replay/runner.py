@@ -37,14 +37,15 @@ def run_arm(
     with_model: bool,
     shows_progress: bool = False,
 ) -> ArmResult:
-    """Replay the requests through a fresh pool in the manner of one arm."""
+    """Replay the requests through a fresh engine and pool in the manner of one arm."""
     engine = ReplayEngine(settings, arm)
     start_s = time.monotonic()
     try:
         for request in with_progress(arm.value, requests, is_shown=shows_progress):
             engine.serve(request)
-    finally:
         counts = engine.finish()
+    finally:
+        engine.close()
     wall_seconds = time.monotonic() - start_s
     model_counts = run_model(requests, settings, arm) if with_model else None
     return ArmResult(arm, counts, wall_seconds, model_counts)

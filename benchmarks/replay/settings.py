@@ -6,6 +6,9 @@ from dataclasses import dataclass
 TOKENS_PER_BLOCK = 512
 """Tokens of one block of a trace; a KV block of the replay holds exactly these."""
 
+ENGINE_TOKENS_PER_BLOCK = 4
+"""Tokens, and the chunk size, that stand for one block towards the engine: enough to name it."""
+
 POOL_ALIGNMENT_BYTES = 4096
 """The pool hands out whole multiples of this, so smaller blocks would not be what they say."""
 
@@ -62,7 +65,8 @@ class Settings:
 
     `pool_blocks` and `image_blocks` count KV blocks of `block_bytes` bytes; an image every
     `interval_blocks` blocks of a prompt and one at its end. `verified_for_ms` is how long the touch
-    arm trusts the last evidence of an image before it holds a request for a fresh verdict.
+    arm trusts the last evidence of an image before it holds a request for a fresh verdict. A prompt
+    is computed and stored in steps of `prefill_blocks`; None: in one.
     """
 
     pool_blocks: int
@@ -71,6 +75,7 @@ class Settings:
     block_bytes: int = POOL_ALIGNMENT_BYTES
     policy: str = "LRU"
     verified_for_ms: int = WINDOW_MIN_MS
+    prefill_blocks: int | None = None
 
     def __post_init__(self) -> None:
         sizes = {
@@ -78,6 +83,7 @@ class Settings:
             "image_blocks": self.image_blocks,
             "interval_blocks": self.interval_blocks,
             "block_bytes": self.block_bytes,
+            "prefill_blocks": 1 if self.prefill_blocks is None else self.prefill_blocks,
         }
         for name, value in sizes.items():
             if value < 1:

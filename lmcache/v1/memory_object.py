@@ -137,6 +137,11 @@ class MemoryObj(Block):
         )
 
     @property
+    def tensor(self) -> torch.Tensor | None:
+        """The first group in its shape and dtype; None when freed."""
+        raise NotImplementedError
+
+    @property
     def data_ptr(self) -> int:
         """Address of the first byte; an object without memory of its own has none."""
         raise NotImplementedError

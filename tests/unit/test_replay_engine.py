@@ -1,6 +1,8 @@
-"""The replay through the real pool: equal to the model, count for count, and never a wrong byte."""
+"""The replay on the real engine: equal to the model, count for count, and never a wrong byte."""
 
+import dataclasses
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import pytest
 from benchmarks.replay.cli import main
 from benchmarks.replay.engine import ReplayEngine
 from benchmarks.replay.generator import SessionGenerator
+from benchmarks.replay.kv_service import LoadOutcome
 from benchmarks.replay.model import run_model
-from benchmarks.replay.pool import LoadOutcome, ReplayPool
-from benchmarks.replay.requests import Request, requests_of
+from benchmarks.replay.naming import image_key
+from benchmarks.replay.pool import ReplayPool
+from benchmarks.replay.requests import Request, TraceRow, requests_of
 from benchmarks.replay.runner import ArmResult, run_arm
-from benchmarks.replay.settings import Arm, Settings
+from benchmarks.replay.settings import TOKENS_PER_BLOCK, Arm, Settings
 from lmcache.v1.storage_backend.placement import Placement
 
 EQUAL_SIZES = Settings(pool_blocks=300, image_blocks=1, interval_blocks=8)
@@ -52,6 +56,40 @@ def test_every_count_equals_the_models_where_images_leave_between_touches(
     assert result.counts["failed_left_between_touches"] == result.counts["loads_failed"] > 0
 
 
+@pytest.mark.parametrize("arm", list(Arm))
+@pytest.mark.parametrize(
+    "changes",
+    [{"prefill_blocks": 5}, {"pool_blocks": 60}, {"pool_blocks": 60, "prefill_blocks": 7}],
+)
+def test_every_count_equals_the_models_for_long_and_chunked_prompts(
+    requests: list[Request], arm: Arm, changes: dict[str, int]
+) -> None:
+    result = replayed(requests, dataclasses.replace(EQUAL_SIZES, **changes), arm)
+    assert result.differences() == {}
+    assert (result.counts.get("kv_no_room", 0) > 0) == ("pool_blocks" in changes)
+    assert (result.counts.get("holds", 0) > 0) == (arm is Arm.TOUCH)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("arm", list(Arm))
+def test_every_count_equals_the_models_for_crowded_random_prompts(arm: Arm, seed: int) -> None:
+    numbers = random.Random(seed)
+    rows, now_ms = [], 0
+    for _ in range(60):
+        now_ms += numbers.choice((0, 10, 300, 4_000, 9_000))
+        blocks = tuple(numbers.randint(0, 1) for _ in range(numbers.randint(0, 9)))
+        rows.append(TraceRow(now_ms, len(blocks) * TOKENS_PER_BLOCK, 1, blocks))
+    crowded = Settings(
+        pool_blocks=numbers.randint(3, 12),
+        image_blocks=1,
+        interval_blocks=numbers.randint(1, 4),
+        prefill_blocks=(None, 1, 2, 3)[seed],
+    )
+    result = replayed(requests_of(rows), crowded, arm)
+    assert result.differences() == {}
+    assert result.counts["loads_succeeded"] > 0 and result.counts["evicted_kv"] > 0
+
+
 def test_without_touch_state_loads_fail_and_with_events_none_does(requests: list[Request]) -> None:
     untold = replayed(requests, EQUAL_SIZES, Arm.NONE).counts
     told = replayed(requests, EQUAL_SIZES, Arm.EVENTS).counts
@@ -82,39 +120,25 @@ def test_admission_recomputes_less_where_images_are_large(requests: list[Request
     assert with_admission["recomputed_blocks"] < with_events["recomputed_blocks"]
 
 
-def test_overwritten_byte_is_found_at_the_load(pool: ReplayPool) -> None:
-    keys = pool.kv_keys([1, 2])
-    assert pool.store_kv(keys) == 2
-    assert pool.load_kv(keys) is LoadOutcome.LOADED
-    memory_object = pool.manager.get(keys[1])
-    assert memory_object is not None and memory_object.tensor is not None
-    memory_object.tensor[4095] ^= 1
-    memory_object.ref_count_down()
-    assert pool.load_kv(keys) is LoadOutcome.WRONG_BYTES
-
-
 def test_reading_an_image_without_use_moves_nothing(pool: ReplayPool) -> None:
-    keys = [pool.image_key(image) for image in (1, 2)]
+    keys = [image_key(image) for image in (1, 2)]
     for key in keys:
         assert pool.store_image(key, Placement.YOUNG)
     assert pool.load_image(keys[0], is_use=False) is LoadOutcome.LOADED
-    filler = pool.kv_keys(range(EQUAL_SIZES.pool_blocks - 1))
-    assert pool.store_kv(filler) == len(filler)
+    pool.kv.store(range(EQUAL_SIZES.pool_blocks - 1), 0)
     assert not pool.is_resident(keys[0]) and pool.is_resident(keys[1])
 
 
 def test_spare_image_displaces_nothing(pool: ReplayPool) -> None:
-    keys = pool.kv_keys(range(EQUAL_SIZES.pool_blocks))
-    assert pool.store_kv(keys) == len(keys)
+    pool.kv.store(range(EQUAL_SIZES.pool_blocks), 0)
     assert not pool.has_spare_room()
-    assert not pool.store_image(pool.image_key(1), Placement.SPARE)
-    assert all(pool.is_resident(key) for key in keys)
+    assert not pool.store_image(image_key(1), Placement.SPARE)
+    assert pool.kv.match(range(EQUAL_SIZES.pool_blocks), "r") == EQUAL_SIZES.pool_blocks
 
 
-def test_absent_objects_are_missing(pool: ReplayPool) -> None:
-    assert pool.load_kv(pool.kv_keys([1])) is LoadOutcome.MISSING
-    assert pool.load_image(pool.image_key(1), is_use=True) is LoadOutcome.MISSING
-    assert pool.load_image(pool.image_key(1), is_use=False) is LoadOutcome.MISSING
+def test_absent_image_is_missing(pool: ReplayPool) -> None:
+    assert pool.load_image(image_key(1), is_use=True) is LoadOutcome.MISSING
+    assert pool.load_image(image_key(1), is_use=False) is LoadOutcome.MISSING
 
 
 def test_command_prints_a_table_and_writes_json(

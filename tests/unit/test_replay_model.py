@@ -133,6 +133,40 @@ def test_prompt_larger_than_the_pool_keeps_its_head() -> None:
     assert counts["kv_no_room"] == 2
 
 
+def test_prompt_keeps_its_own_prefix_where_memory_ends() -> None:
+    # A leaves k2 k1 i2 and one free place. Its continuation takes that for block 3 and i2's for
+    # block 4; block 5 finds only blocks of its own prompt. Its image takes the place of block 4.
+    counts = run_model(requests(A, (1, 2, 3, 4, 5)), settings(4), Arm.NONE)
+    assert counts["loads_succeeded"] == 1
+    assert (counts["kv_stored"], counts["kv_no_room"]) == (4, 1)
+    assert (counts["evicted_image"], counts["evicted_kv"]) == (1, 1)
+
+
+def test_image_does_not_displace_what_its_request_has_pinned() -> None:
+    # (1,) leaves k1 i1 and one free place. The second prompt resumes at block 1: k1 is pinned and
+    # used. Block 2 takes the free place, block 3 that of i1; then i2 takes the place of block 3 and
+    # i3 that of block 2. Now k1 is the coldest, but pinned, so i4 takes the place of i2.
+    counts = run_model(requests((1,), (1, 2, 3, 4)), settings(3, interval_blocks=1), Arm.NONE)
+    assert (counts["kv_stored"], counts["kv_no_room"]) == (3, 1)
+    assert (counts["evicted_kv"], counts["evicted_image"]) == (2, 2)
+
+
+def test_chunked_prompt_stores_the_images_of_a_step_before_the_kv_of_the_next() -> None:
+    # At once: 3 blocks fit, i2 takes the place of block 3, i4 that of block 2. In steps of two: i2
+    # goes in after block 2 and makes way for block 3; i4 takes the place of block 3.
+    prompt = requests((1, 2, 3, 4))
+    at_once = run_model(prompt, settings(3, interval_blocks=2), Arm.NONE)
+    assert (at_once["kv_stored"], at_once["kv_no_room"], at_once["evicted_kv"]) == (3, 1, 2)
+    in_steps = run_model(prompt, settings(3, interval_blocks=2, prefill_blocks=2), Arm.NONE)
+    assert (in_steps["kv_stored"], in_steps["kv_no_room"]) == (3, 1)
+    assert (in_steps["evicted_kv"], in_steps["evicted_image"]) == (1, 1)
+
+
+def test_held_request_looks_up_once_more() -> None:
+    counts = run_model(requests(A, A), settings(7), Arm.TOUCH)
+    assert (counts["holds"], counts["lookups"]) == (1, 3)
+
+
 @pytest.mark.parametrize(
     ("pool_blocks", "window_ms"),
     [(1_000, 5_000), (62_000, 26_035), (124_000, 52_070), (10**6, 60_000)],
