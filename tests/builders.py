@@ -4,6 +4,8 @@ The common set-up: 16 tokens a chunk, 16 KiB a chunk, chunk hashes counted from 
 bytes all equal to its hash.
 """
 
+import threading
+
 import torch
 
 from lmcache.v1.cache_key import KeyFactory
@@ -119,3 +121,13 @@ def is_filled(obj, chunk_hash):
 def gauges(sm):
     """The pool's gauges."""
     return sm.local_cpu_backend.hot.index.gauges()
+
+
+def until(predicate):
+    """Poll a real server's own clock, with a bound."""
+    waiter = threading.Event()
+    for _ in range(600):
+        if predicate():
+            return
+        waiter.wait(0.05)
+    raise AssertionError("it did not happen in half a minute")

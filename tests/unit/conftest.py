@@ -1,11 +1,13 @@
-"""Fixtures of the lookup service."""
+"""Fixtures of the lookup service and of metrics."""
 
 import pytest
 from builders import make_config, make_metadata
 from engine_builders import AtomConnector, AtomMetadata
+from metric_fakes import forget_everything
 
 from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
 from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
+from lmcache.v1.stats_monitor import StatsMonitor
 
 LONG_MS = 30_000  # long enough for a reply on the busiest machine
 
@@ -52,3 +54,17 @@ def connect(socket_directory):
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+def fresh_metrics():
+    """The test sees metrics and monitors that only it made."""
+    forget_everything()
+    yield
+    forget_everything()
+
+
+@pytest.fixture
+def monitor():
+    """A monitor of no engine in particular."""
+    return StatsMonitor()

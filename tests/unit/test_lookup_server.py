@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 import zmq
-from builders import CHUNK_TOKENS, make_config, make_metadata
+from builders import CHUNK_TOKENS, make_config, make_metadata, until
 from engine_builders import assert_nothing_held
 
 from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
@@ -14,16 +14,6 @@ from lmcache.v1.lookup_client.messages import LookupReply, LookupRequest
 N = CHUNK_TOKENS
 SHORT_MS = 150
 LONG_MS = 30_000
-
-
-def until(predicate):
-    """Poll a real server's own clock, with a bound."""
-    waiter = threading.Event()
-    for _ in range(600):
-        if predicate():
-            return
-        waiter.wait(0.05)
-    raise AssertionError("it did not happen in half a minute")
 
 
 class HangingEngine:

@@ -4,7 +4,7 @@ import os
 import threading
 
 import pytest
-from builders import CHUNK_TOKENS, make_config, make_metadata
+from builders import CHUNK_TOKENS, make_config, make_metadata, until
 from engine_builders import Prompt, assert_nothing_held, store
 from fakes import FakeClock
 
@@ -15,16 +15,6 @@ from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
 N = CHUNK_TOKENS
 SHORT_MS = 150
 LONG_MS = 30_000  # long enough for a reply on the busiest machine
-
-
-def until(predicate):
-    """Poll a real server's own clock, with a bound."""
-    waiter = threading.Event()
-    for _ in range(600):
-        if predicate():
-            return
-        waiter.wait(0.05)
-    raise AssertionError("it did not happen in half a minute")
 
 
 def test_the_least_of_the_ranks_answers_counts(ranks, connect):

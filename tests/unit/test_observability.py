@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import CHUNK_TOKENS, CPU, keys, make_config, make_metadata, put_all
 from event_fakes import run_together
-from metric_fakes import LOOKUP, RETRIEVE, STORE, forget_everything, gauges_of, value
+from metric_fakes import LOOKUP, RETRIEVE, STORE, gauges_of, value
 from prometheus_client import REGISTRY
 
 from lmcache.observability import LMCStatsMonitor, PrometheusLogger
@@ -17,18 +17,7 @@ from lmcache.v1.stats_monitor import StatsMonitor
 
 NUM_THREADS = 8
 
-
-@pytest.fixture(autouse=True)
-def fresh_metrics():
-    """Each test sees metrics and monitors that only it made."""
-    forget_everything()
-    yield
-    forget_everything()
-
-
-@pytest.fixture
-def monitor():
-    return StatsMonitor()
+pytestmark = pytest.mark.usefixtures("fresh_metrics")
 
 
 def test_a_lookup_of_four_chunks_with_two_resident_hits_the_tokens_of_two(manager, monitor):

@@ -9,7 +9,7 @@ import threading
 import pytest
 from builders import CPU, make_metadata
 from event_fakes import BOUND_SECONDS
-from metric_fakes import LOOKUP, forget_everything, gauges_of, value
+from metric_fakes import LOOKUP, gauges_of, value
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -17,18 +17,7 @@ from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
 from lmcache.v1.gauges import GaugeSource
 from lmcache.v1.stats_monitor import StatsMonitor
 
-
-@pytest.fixture(autouse=True)
-def fresh_metrics():
-    """Each test sees metrics and monitors that only it made."""
-    forget_everything()
-    yield
-    forget_everything()
-
-
-@pytest.fixture
-def monitor():
-    return StatsMonitor()
+pytestmark = pytest.mark.usefixtures("fresh_metrics")
 
 
 class Rounds:

@@ -6,7 +6,7 @@ import pytest
 from builders import make_metadata
 from event_fakes import run_together
 from fakes import FakeClock
-from metric_fakes import LOOKUP, RETRIEVE, STORE, forget_everything
+from metric_fakes import LOOKUP, RETRIEVE, STORE
 
 from lmcache.observability import LMCStatsMonitor
 from lmcache.v1.stats import EngineStats, RetrieveDone, StoreDone
@@ -14,18 +14,7 @@ from lmcache.v1.stats_monitor import MAX_SAMPLES, StatsMonitor
 
 NUM_THREADS = 8
 
-
-@pytest.fixture(autouse=True)
-def fresh_metrics():
-    """Each test sees metrics and monitors that only it made."""
-    forget_everything()
-    yield
-    forget_everything()
-
-
-@pytest.fixture
-def monitor():
-    return StatsMonitor()
+pytestmark = pytest.mark.usefixtures("fresh_metrics")
 
 
 def test_a_monitor_hears_what_an_engine_reports(monitor):

@@ -19,13 +19,13 @@ class GPUConnectorInterface(abc.ABC):
     unread, so each connector says which ones it needs, and ignores the others.
     """
 
-    @abc.abstractmethod
     def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
         """Write the KV of the tokens `start` to `end` (excluded) of a request from the object."""
+        self.batched_to_gpu([memory_obj], [start], [end], **kwargs)
 
-    @abc.abstractmethod
     def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
         """Read the KV of the tokens `start` to `end` (excluded) of a request into the object."""
+        self.batched_from_gpu([memory_obj], [start], [end], **kwargs)
 
     @abc.abstractmethod
     def batched_to_gpu(

@@ -21,12 +21,6 @@ class MockGPUConnector(GPUConnectorInterface):
         self.num_layers = kv_shape[0]
         self.kvcaches: Any = None
 
-    def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Do nothing: the object keeps the bytes it has."""
-
     def batched_to_gpu(
         self,
         memory_objs: Sequence[MemoryObj],

@@ -117,14 +117,6 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         if kwargs.get("kvcaches") is not None:
             self._registered = self._register(kwargs["kvcaches"])
 
-    def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Write one object into the slots of its tokens; see `batched_to_gpu`."""
-        self.batched_to_gpu([memory_obj], [start], [end], **kwargs)
-
-    def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Read the slots of a range of tokens into one object; see `batched_from_gpu`."""
-        self.batched_from_gpu([memory_obj], [start], [end], **kwargs)
-
     def batched_to_gpu(
         self,
         memory_objs: Sequence[MemoryObj],

@@ -70,14 +70,6 @@ class RawBlockConnector(GPUConnectorInterface):
         """Bytes of one block over all segments."""
         return self._layout.item_bytes_total
 
-    def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Write one object into the blocks of its tokens; see `batched_to_gpu`."""
-        self.batched_to_gpu([memory_obj], [start], [end], **kwargs)
-
-    def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        """Read the blocks of a range of tokens into one object; see `batched_from_gpu`."""
-        self.batched_from_gpu([memory_obj], [start], [end], **kwargs)
-
     def batched_to_gpu(
         self,
         memory_objs: Sequence[MemoryObj],
