@@ -20,6 +20,9 @@ nb::bytes pack_int64(nb::handle numbers) {
     }
     const long long value = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast.ptr(), i));
     if (value == -1 && PyErr_Occurred()) {
+      const bool is_no_number =
+          PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_OverflowError);
+      if (!is_no_number) throw nb::python_error();
       PyErr_Clear();
       PyErr_Format(PyExc_ValueError, "token id %zd is not a whole number of 64 bits", i);
       throw nb::python_error();

@@ -78,9 +78,17 @@ class PinTable:
                 result = step()
             finally:
                 self._is_busy = was_busy
-        while not was_busy and not self._deferred.empty():
-            self._deferred.get()()
+        if not was_busy:
+            self._run_deferred()
         return result
+
+    def _run_deferred(self) -> None:
+        while True:
+            try:
+                release = self._deferred.get_nowait()
+            except queue.Empty:  # another thread may have taken what was there
+                return
+            release()
 
     def add(self, owner: PinOwner | None, keys: Sequence[Key], carriers: Sequence[Pinned]) -> None:
         """Take over one pin that each carrier has already.

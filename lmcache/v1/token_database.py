@@ -177,7 +177,7 @@ class ChunkedTokenDatabase(TokenDatabase):
         if tokens is None:
             if hashes is None:
                 raise ValueError("Either tokens or hashes must be given")
-            starts, ends = _ranges_of(hashes, offsets)
+            starts, ends = _ranges_of(hashes, offsets, self.chunk_size)
             return Chunks(hashes, starts, ends, 0, ends[-1] if ends else 0)
         check_tokens(tokens)
         num_masked = self._num_masked_tokens(mask, len(tokens)) // self.chunk_size
@@ -195,6 +195,8 @@ class ChunkedTokenDatabase(TokenDatabase):
     def _num_masked_tokens(self, mask: torch.Tensor | None, num_tokens: int) -> int:
         if mask is None:
             return 0
+        if not isinstance(mask, torch.Tensor) or mask.dim() != 1 or mask.is_meta:
+            raise ValueError("The mask must be a bool tensor with one entry a token")
         if mask.numel() != num_tokens:
             raise ValueError(f"The mask has {mask.numel()} entries for {num_tokens} tokens")
         keeps = mask.to(torch.bool)
@@ -210,7 +212,7 @@ class ChunkedTokenDatabase(TokenDatabase):
 
 
 def _ranges_of(
-    hashes: Sequence[ChunkHash], offsets: Sequence[int] | None
+    hashes: Sequence[ChunkHash], offsets: Sequence[int] | None, chunk_tokens: int
 ) -> tuple[list[int], list[int]]:
     if offsets is None:
         raise ValueError("Hashes need offsets: the tokens of each chunk")
@@ -218,6 +220,8 @@ def _ranges_of(
         raise ValueError(f"{len(hashes)} hashes have {len(offsets)} offsets")
     starts, ends, position = [], [], 0
     for num_tokens in offsets:
+        if not 0 < num_tokens <= chunk_tokens:
+            raise ValueError(f"A chunk has 1 to {chunk_tokens} tokens, not {num_tokens}")
         starts.append(position)
         position += num_tokens
         ends.append(position)

@@ -23,10 +23,11 @@ def check_tokens(tokens: TokenIds) -> None:
     """
     if isinstance(tokens, torch.Tensor):
         is_whole = not (tokens.is_floating_point() or tokens.is_complex())
-        if tokens.dim() != 1 or not is_whole or tokens.dtype == torch.bool:
+        has_values = tokens.layout == torch.strided and not tokens.is_meta
+        if tokens.dim() != 1 or not is_whole or tokens.dtype == torch.bool or not has_values:
             raise ValueError(
-                f"Unsupported tokens: a tensor of shape {list(tokens.shape)} and {tokens.dtype}; "
-                "token ids are one row of whole numbers"
+                f"Unsupported tokens: a tensor of shape {list(tokens.shape)}, {tokens.dtype} and "
+                f"{tokens.layout} on {tokens.device}; token ids are one row of whole numbers"
             )
     elif not isinstance(tokens, Sequence) or isinstance(tokens, (str, bytes, bytearray)):
         raise ValueError(
