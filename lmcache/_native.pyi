@@ -49,6 +49,11 @@ def make_keys(cls: object, context: object, chunk_hashes: Sequence[Any], request
 def leave_native_regions(timeout_seconds: float) -> None:
     """At exit: let no thread be without the interpreter's lock any more."""
 
+def call_each(items: list[Any], method: str) -> None:
+    """
+    Empty the list, calling a method of each item that is not None; last first.
+    """
+
 class Pool:
     """The bytes of one pool and the counts of what lives in it."""
 

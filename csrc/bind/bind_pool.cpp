@@ -103,6 +103,19 @@ void bind_block(nb::module_& m) {
       .def_rw("_raw", &PyBlock::raw, nb::arg().none());
 }
 
+// Takes the items out of the list, last first, and calls the method on each but None. One native
+// step as long as the method is: no signal handler runs between an item's leaving and its call.
+void call_each(nb::list items, nb::str method) {
+  while (PyList_GET_SIZE(items.ptr()) > 0) {
+    const Py_ssize_t last = PyList_GET_SIZE(items.ptr()) - 1;
+    const nb::object item = nb::borrow(PyList_GET_ITEM(items.ptr(), last));
+    if (PyList_SetSlice(items.ptr(), last, last + 1, nullptr) != 0) throw nb::python_error();
+    if (item.is_none()) continue;
+    const nb::object result = nb::steal(PyObject_CallMethodNoArgs(item.ptr(), method.ptr()));
+    if (!result.is_valid()) throw nb::python_error();
+  }
+}
+
 }  // namespace
 
 nb::dict gauges_dict(const PoolGauges& g) {
@@ -152,6 +165,8 @@ nb::object make_blocks(nb::handle cls, const std::shared_ptr<Pool>& pool,
 void bind_pool(nb::module_& m) {
   m.def("leave_native_regions", &leave_native_regions, nb::arg("timeout_seconds"),
         "At exit: let no thread be without the interpreter's lock any more.");
+  m.def("call_each", &call_each, nb::arg("items"), nb::arg("method"),
+        "Empty the list, calling a method of each item that is not None; last first.");
   nb::class_<Pool>(m, "Pool", "The bytes of one pool and the counts of what lives in it.")
       .def(nb::new_([](uint64_t capacity_bytes, uint64_t align_bytes) {
              if (align_bytes == 0) throw nb::value_error("align_bytes must be positive");

@@ -89,6 +89,13 @@ class LookupPins:
                 surplus.append(known)
         return surplus
 
+    def holds(self, owner: PinOwner, keys: Sequence[Key], carriers: Sequence[Pinned]) -> bool:
+        """Whether these very carriers are in the book for `owner`."""
+        lookup = self._lookups.get(owner)
+        return lookup is not None and all(
+            lookup.carriers.get(key) is carrier for key, carrier in zip(keys, carriers, strict=True)
+        )
+
     def uncounted(self, owner: PinOwner) -> list[Key]:
         """Return the keys whose use is not in the order yet, as pinned."""
         lookup = self._lookups.get(owner)
@@ -101,9 +108,8 @@ class LookupPins:
             self._lookups[owner].uncounted = {}
         return keys
 
-    def release(self, owner: PinOwner, keys: Iterable[Key]) -> Released:
-        """Take out the pins of `owner` on `keys`."""
-        released = Released()
+    def release(self, owner: PinOwner, keys: Iterable[Key], released: Released) -> None:
+        """Move the pins of `owner` on `keys` to `released`."""
         lookup = self._lookups.get(owner)
         for key in keys:
             carrier = lookup.carriers.pop(key, None) if lookup is not None else None
@@ -116,19 +122,19 @@ class LookupPins:
                 released.uncounted.append(key)
         if lookup is not None and not lookup.carriers:
             del self._lookups[owner]
-        return released
 
-    def release_all(self, owner: PinOwner) -> Released:
-        """Take out every pin of `owner`."""
+    def release_all(self, owner: PinOwner, released: Released) -> None:
+        """Move every pin of `owner` to `released`."""
         lookup = self._lookups.pop(owner, None)
-        if lookup is None:
-            return Released()
-        return Released(list(lookup.carriers.values()), list(lookup.uncounted))
+        if lookup is not None:
+            released.carriers += lookup.carriers.values()
+            released.uncounted += lookup.uncounted
 
-    def expire(self, now_s: float) -> list[Pinned]:
-        """Take out the pins of every owner that is past its deadline."""
+    def expire(self, now_s: float, released: Released) -> None:
+        """Move the pins of every owner that is past its deadline to `released`."""
         late = [owner for owner, lookup in self._lookups.items() if lookup.deadline_s <= now_s]
-        return [carrier for owner in late for carrier in self.release_all(owner).carriers]
+        for owner in late:
+            self.release_all(owner, released)
 
     def keys_by_owner(self) -> dict[PinOwner, list[Key]]:
         """Return what each owner holds, as pinned."""
@@ -211,9 +217,8 @@ class AnonymousPins:
             self._pins[holder][key].is_counted = True
         return keys
 
-    def release(self, holder: AnonymousHolder, keys: Iterable[Key]) -> Released:
-        """Take out one pin of each key, the holder's own first."""
-        released = Released()
+    def release(self, holder: AnonymousHolder, keys: Iterable[Key], released: Released) -> None:
+        """Move one pin of each key to `released`, the holder's own first."""
         for key in keys:
             holders = self._holders.get(key, {})
             whose = holder if holder in holders else next(iter(holders), None)
@@ -229,17 +234,14 @@ class AnonymousPins:
                 self._forget(whose, key)
             else:
                 pin.count -= 1
-        return released
 
-    def expire(self, now_s: float) -> list[Pinned]:
-        """Take out every pin past its deadline."""
-        expired: list[Pinned] = []
+    def expire(self, now_s: float, released: Released) -> None:
+        """Move every pin past its deadline to `released`."""
         for holder, pins in list(self._pins.items()):
             for key, pin in list(pins.items()):
                 if pin.deadline_s <= now_s:
-                    expired += [pin.carrier] * pin.count
+                    released.carriers += [pin.carrier] * pin.count
                     self._forget(holder, key)
-        return expired
 
     def _forget(self, holder: AnonymousHolder, key: Key) -> None:
         del self._pins[holder][key]

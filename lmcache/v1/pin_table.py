@@ -9,6 +9,7 @@ from typing import TypeVar
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.clock import Clock, SystemClock
+from lmcache.v1.native import call_each
 from lmcache.v1.pin_holders import (
     AnonymousHolder,
     AnonymousPins,
@@ -34,10 +35,10 @@ def _anonymous_holder() -> AnonymousHolder:
     return AnonymousHolder(threading.get_ident(), id(task) if task is not None else 0)
 
 
-def _unpin(carriers: Iterable[Pinned]) -> None:
+def _unpin(carriers: list[Pinned]) -> None:
     # Outside the table's lock: the last pin may free the object, and a foreign allocator is told.
-    for carrier in carriers:
-        carrier.unpin()
+    # One native step: an interrupt must not leave the rest pinned, in no table.
+    call_each(carriers, "unpin")
 
 
 class PinTable:
@@ -95,12 +96,20 @@ class PinTable:
 
         A named owner keeps at most one pin a key: what it has twice is released.
         """
-        deadline_s = self.clock.monotonic() + self.timeout_seconds
-        if owner is None:
-            holder = _anonymous_holder()
-            surplus = self._alone(lambda: self._anonymous.add(holder, keys, carriers, deadline_s))
-        else:
-            surplus = self._alone(lambda: self._lookups.add(owner, keys, carriers, deadline_s))
+        surplus: list[Pinned] = []
+        try:
+            deadline_s = self.clock.monotonic() + self.timeout_seconds
+            if owner is None:
+                holder = _anonymous_holder()
+                surplus = self._alone(
+                    lambda: self._anonymous.add(holder, keys, carriers, deadline_s)
+                )
+            else:
+                surplus = self._alone(lambda: self._lookups.add(owner, keys, carriers, deadline_s))
+        except BaseException:  # interrupted: a pin in no table would never be released
+            if owner is None or not self._lookups.holds(owner, keys, carriers):
+                _unpin(list(carriers))
+            raise
         _unpin(surplus)
 
     def uncounted(self, owner: PinOwner | None) -> list[Key]:
@@ -127,18 +136,27 @@ class PinTable:
         wanted = tuple(keys)
         if self._is_deferred(lambda: self.release(owner, wanted)):
             return 0, []
-        if owner is None:
-            holder = _anonymous_holder()
-            released = self._alone(lambda: self._anonymous.release(holder, wanted))
-        else:
-            released = self._alone(lambda: self._lookups.release(owner, wanted))
-        return self._settle(released)
+        released = Released()
+        try:
+            if owner is None:
+                holder = _anonymous_holder()
+                self._alone(lambda: self._anonymous.release(holder, wanted, released))
+            else:
+                self._alone(lambda: self._lookups.release(owner, wanted, released))
+        finally:  # what left the books must lose its pins, also when this is interrupted
+            num_released = self._settle(released)
+        return num_released, released.uncounted
 
     def release_all(self, owner: PinOwner) -> tuple[int, list[Key]]:
         """Release every pin of `owner`; answers like `release`."""
         if self._is_deferred(lambda: self.release_all(owner)):
             return 0, []
-        return self._settle(self._alone(lambda: self._lookups.release_all(owner)))
+        released = Released()
+        try:
+            self._alone(lambda: self._lookups.release_all(owner, released))
+        finally:
+            num_released = self._settle(released)
+        return num_released, released.uncounted
 
     def _is_deferred(self, release: Callable[[], object]) -> bool:
         with self._lock:
@@ -146,29 +164,34 @@ class PinTable:
                 self._deferred.put(release)
             return self._is_busy
 
-    def _settle(self, released: Released) -> tuple[int, list[Key]]:
+    def _settle(self, released: Released) -> int:
+        num_released = len(released.carriers)
+        _unpin(released.carriers)
         with self._lock:
             self.num_unmatched_releases += released.num_unmatched
-        _unpin(released.carriers)
-        return len(released.carriers), released.uncounted
+        return num_released
 
     def expire(self) -> int:
         """Release every pin past its deadline; returns how many."""
         if self.timeout_seconds <= 0:
             return 0
         now_s = self.clock.monotonic()
-        expired = self._alone(lambda: self._lookups.expire(now_s) + self._anonymous.expire(now_s))
-        _unpin(expired)
-        if expired:
+        released = Released()
+        try:
+            self._alone(lambda: self._lookups.expire(now_s, released))
+            self._alone(lambda: self._anonymous.expire(now_s, released))
+        finally:
+            num_expired = self._settle(released)
+        if num_expired:
             with self._lock:
-                self.num_forced_releases += len(expired)
+                self.num_forced_releases += num_expired
             logger.warning(
                 "%d pins were older than %s s (pin_timeout_sec) and were released: a lookup was "
                 "neither followed by a retrieve nor by lookup_unpin",
-                len(expired),
+                num_expired,
                 self.timeout_seconds,
             )
-        return len(expired)
+        return num_expired
 
     def pins_by_owner(self) -> dict[PinOwner, list[Key]]:
         """Return what each lookup id holds, as pinned."""

@@ -26,9 +26,11 @@ class StoreDone:
     Attributes:
         requested_tokens: Tokens the mask asked to store.
         stored_tokens: Tokens whose KV was copied and put.
-        resident_tokens: Tokens that were there already and were refreshed instead.
+        resident_tokens: Tokens that were there already and were refreshed instead. Those behind
+            the point where memory ended count as neither.
         seconds: From call to return.
-        process_tokens_seconds, from_gpu_seconds, put_seconds: Its parts.
+        process_tokens_seconds: Hashing, finding what is resident, and allocating the rest.
+        from_gpu_seconds, put_seconds: Copying, and handing over to the tiers.
     """
 
     requested_tokens: int
@@ -48,7 +50,8 @@ class RetrieveDone:
         requested_tokens: Tokens the mask asked to load.
         hit_tokens: Tokens whose KV was loaded.
         seconds: From call to return.
-        process_tokens_seconds, to_gpu_seconds: Its parts.
+        process_tokens_seconds: Hashing, and getting the memory objects from their tiers.
+        to_gpu_seconds: Copying.
     """
 
     requested_tokens: int

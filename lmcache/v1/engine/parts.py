@@ -53,8 +53,8 @@ class EngineParts:
     Attributes:
         store_location: The one tier to store to; None: every tier.
         retrieve_locations: The tiers to look up and load from; None: every tier.
-        waits_for_room: A store waits a bounded time for memory instead of keeping a shorter prefix
-            at once (`extra_config.force_store_wait`).
+        waits_for_room: A store waits a bounded time for its first new chunk's memory instead of
+            storing nothing at once (`extra_config.force_store_wait`).
         kv_events: Where stores are announced, or None.
     """
 

@@ -4,19 +4,25 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lmcache.v1.cache_key import CacheEngineKey
-from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 
 class Residents(Protocol):
     """Chunks that a store need not copy."""
 
-    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> int:
-        """Return the length of the resident prefix, which stays until `release`."""
+    def hold_prefix(self, keys: Sequence[CacheEngineKey], sizes: Sequence[int]) -> int:
+        """Return the length of the resident prefix, which stays until `release`.
+
+        Args:
+            keys: Head of the prefix first.
+            sizes: Bytes of each; what has another size is no resident.
+        """
         ...
 
-    def hold(self, key: CacheEngineKey) -> bool:
-        """Whether `key` is resident; if so it stays until `release`."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pool that cannot be evicted before `release`."""
         ...
 
     def release(self) -> None:
@@ -31,21 +37,26 @@ class HotResidents:
         self._storage_manager = storage_manager
         self._held: list[MemoryObj] = []
 
-    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> int:
+    def hold_prefix(self, keys: Sequence[CacheEngineKey], sizes: Sequence[int]) -> int:
         """See `Residents`."""
-        held = self._storage_manager.hold_hot_prefix(keys)
-        self._held += held
-        return len(held)
+        before = len(self._held)
+        self._held += self._storage_manager.hold_hot_prefix(keys)
+        for index in range(before, len(self._held)):
+            if self._held[index].get_size() != sizes[index - before]:
+                misfits = self._held[index:]
+                del self._held[index:]
+                release_all(misfits)
+                break
+        return len(self._held) - before
 
-    def hold(self, key: CacheEngineKey) -> bool:
+    @property
+    def held_bytes(self) -> int:
         """See `Residents`."""
-        return self.hold_prefix((key,)) == 1
+        return sum(memory_obj.get_physical_size() for memory_obj in self._held)
 
     def release(self) -> None:
         """See `Residents`."""
-        for memory_obj in self._held:
-            memory_obj.ref_count_down()
-        self._held = []
+        release_all(self._held)
 
 
 class TierResidents:
@@ -55,13 +66,11 @@ class TierResidents:
         self._storage_manager = storage_manager
         self._tier = (tier,)
 
-    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> int:
-        """See `Residents`."""
-        return self._storage_manager.batched_contains(keys, self._tier)[0]
+    held_bytes = 0
 
-    def hold(self, key: CacheEngineKey) -> bool:
-        """See `Residents`."""
-        return self._storage_manager.contains(key, self._tier) is not None
+    def hold_prefix(self, keys: Sequence[CacheEngineKey], sizes: Sequence[int]) -> int:
+        """See `Residents`; a tier below does not tell sizes."""
+        return self._storage_manager.batched_contains(keys, self._tier)[0]
 
     def release(self) -> None:
         """See `Residents`."""

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from lmcache.v1.engine.chunk_specs import ChunkSpecs
 from lmcache.v1.engine.parts import ChunkCopier, EngineParts
+from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.stats import RetrieveDone
 from lmcache.v1.token_database import Chunks
 
@@ -32,19 +34,19 @@ def retrieve(
     first = chunks.num_masked
     starts, ends = chunks.starts[first:], chunks.ends[first:]
     keys = parts.token_database.make_keys(chunks.hashes[first:], request_configs)
-    hashed_s = parts.clock.monotonic()
-    memory_objs = parts.storage_manager.get_prefix(keys, parts.retrieve_locations)
-    num_hit = len(memory_objs)
-    got_s = parts.clock.monotonic()
+    sizes = ChunkSpecs(parts.metadata).sizes(starts, ends)
+    memory_objs: list[MemoryObj] = []
     try:
+        parts.storage_manager.get_prefix(keys, memory_objs, parts.retrieve_locations, sizes)
+        num_hit = len(memory_objs)
+        got_s = parts.clock.monotonic()
         if memory_objs:
             # A copy of the list: a connector that changes it must not change who is released.
             connector.batched_to_gpu(
                 list(memory_objs), starts[:num_hit], ends[:num_hit], **connector_kwargs
             )
     finally:
-        for memory_obj in memory_objs:
-            memory_obj.ref_count_down()
+        release_all(memory_objs)
     loaded = torch.zeros(chunks.num_tokens, dtype=torch.bool)
     if num_hit:
         loaded[starts[0] : ends[num_hit - 1]] = True
@@ -54,7 +56,7 @@ def retrieve(
             requested_tokens=chunks.num_wanted_tokens,
             hit_tokens=ends[num_hit - 1] - starts[0] if num_hit else 0,
             seconds=now_s - started_s,
-            process_tokens_seconds=hashed_s - started_s,
+            process_tokens_seconds=got_s - started_s,
             to_gpu_seconds=now_s - got_s,
         )
     )

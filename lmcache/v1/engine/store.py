@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.engine.chunk_specs import ChunkSpecs
 from lmcache.v1.engine.parts import ChunkCopier, EngineParts
 from lmcache.v1.engine.residents import HotResidents, Residents, TierResidents
 from lmcache.v1.memory_format import MemoryFormat
-from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.stats import StoreDone
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as LOCAL_CPU
 from lmcache.v1.token_database import Chunks
@@ -25,9 +26,7 @@ class _Batch:
     positions: list[int] = field(default_factory=list)
 
     def release(self) -> None:
-        for memory_obj in self.objs:
-            memory_obj.ref_count_down()
-        self.objs = []
+        release_all(self.objs)
 
 
 class Store:
@@ -49,7 +48,7 @@ class Store:
         self._connector = connector
         self._fmt = fmt
         self._started_s = parts.clock.monotonic()
-        self._shapes: dict[int, Any] = {}
+        self._specs = ChunkSpecs(parts.metadata)
 
     def run(
         self,
@@ -66,7 +65,6 @@ class Store:
         """
         parts = self._parts
         keys = parts.token_database.make_keys(chunks.hashes, request_configs)
-        hashed_s = parts.clock.monotonic()
         tier = parts.storage_manager.first_put_tier(parts.store_location)
         if tier is None:  # nothing takes puts: the hot cache is off, and there is no other tier
             return
@@ -78,13 +76,14 @@ class Store:
         batch = _Batch()
         try:
             kept = self._collect(chunks, keys, residents, batch)
+            collected_s = parts.clock.monotonic()
             copied_s = self._copy(chunks, batch, connector_kwargs)
             self._put(batch, chunks, tokens, transfer_spec)
             parts.storage_manager.touch([keys[position] for position in kept])
         finally:
             batch.release()
             residents.release()
-        self._report(chunks, kept, batch, hashed_s, copied_s)
+        self._report(chunks, kept, batch, collected_s, copied_s)
 
     def _collect(
         self,
@@ -94,13 +93,17 @@ class Store:
         batch: _Batch,
     ) -> list[int]:
         """Fill the batch with what is missing; returns the positions that are or will be there."""
-        num_leading = residents.hold_prefix(keys)
+        sizes = self._specs.sizes(chunks.starts, chunks.ends)
+        num_leading = residents.hold_prefix(keys, sizes)
         kept = list(range(num_leading))
         for position in range(num_leading, len(keys)):
-            if position > num_leading and residents.hold(keys[position]):
+            one = slice(position, position + 1)
+            if position > num_leading and residents.hold_prefix(keys[one], sizes[one]):
                 kept.append(position)
             elif position >= chunks.num_masked:
-                memory_obj = self._allocate(chunks.ends[position] - chunks.starts[position])
+                may_wait = not batch.objs and self._could_fit(residents, sizes[position])
+                num_tokens = chunks.ends[position] - chunks.starts[position]
+                memory_obj = self._allocate(num_tokens, may_wait)
                 if memory_obj is None:
                     break
                 batch.keys.append(keys[position])
@@ -109,15 +112,19 @@ class Store:
                 kept.append(position)
         return kept
 
-    def _allocate(self, num_tokens: int) -> MemoryObj | None:
-        parts = self._parts
-        if num_tokens not in self._shapes:
-            metadata = parts.metadata
-            self._shapes[num_tokens] = (metadata.get_shapes(num_tokens), metadata.get_dtypes())
-        shapes, dtypes = self._shapes[num_tokens]
-        return parts.storage_manager.allocate(
-            shapes, dtypes, self._fmt, busy_loop=parts.waits_for_room
+    def _allocate(self, num_tokens: int, may_wait: bool) -> MemoryObj | None:
+        spec = self._specs.of(num_tokens)
+        return self._parts.storage_manager.allocate(
+            spec.shapes, spec.dtypes, self._fmt, busy_loop=may_wait
         )
+
+    def _could_fit(self, residents: Residents, size_bytes: int) -> bool:
+        # A store that holds new chunks does not wait for more: two such stores would wait for each
+        # other. Nor does it wait for what its own prefix occupies.
+        if not self._parts.waits_for_room:
+            return False
+        capacity_bytes = self._parts.storage_manager.gauges().cpu.capacity_bytes
+        return residents.held_bytes + size_bytes <= capacity_bytes
 
     def _copy(self, chunks: Chunks, batch: _Batch, connector_kwargs: Mapping[str, Any]) -> float:
         """Let the connector fill the batch; returns when it was done."""
@@ -139,10 +146,10 @@ class Store:
         parts.storage_manager.batched_put(
             batch.keys, batch.objs, transfer_spec, parts.store_location
         )
-        batch.objs = []  # the put dropped our references
+        batch.objs.clear()  # the put dropped our references
 
     def _report(
-        self, chunks: Chunks, kept: list[int], batch: _Batch, hashed_s: float, copied_s: float
+        self, chunks: Chunks, kept: list[int], batch: _Batch, collected_s: float, copied_s: float
     ) -> None:
         stored_tokens = _num_tokens(chunks, batch.positions)
         kept_tokens = _num_tokens(chunks, kept[bisect_left(kept, chunks.num_masked) :])
@@ -153,8 +160,8 @@ class Store:
                 stored_tokens=stored_tokens,
                 resident_tokens=kept_tokens - stored_tokens,
                 seconds=now_s - self._started_s,
-                process_tokens_seconds=hashed_s - self._started_s,
-                from_gpu_seconds=copied_s - hashed_s,
+                process_tokens_seconds=collected_s - self._started_s,
+                from_gpu_seconds=copied_s - collected_s,
                 put_seconds=now_s - copied_s,
             )
         )

@@ -343,17 +343,25 @@ class StorageManager:
         return self._walk.batched_get(keys, location)
 
     def get_prefix(
-        self, keys: Sequence[CacheEngineKey], search_range: Collection[str] | None = None
-    ) -> list[MemoryObj]:
-        """Return the objects of the longest prefix held, each with a reference; uses.
+        self,
+        keys: Sequence[CacheEngineKey],
+        prefix: list[MemoryObj],
+        search_range: Collection[str] | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Append to `prefix` the objects of the longest prefix held, each with a reference; uses.
+
+        The caller's list holds every reference from the first moment, whatever interrupts the call.
 
         Args:
             keys: Head of the prefix first.
+            prefix: Where the objects go.
             search_range: Names of the tiers to read from; None: all.
+            sizes: Bytes that each object must have; one of another size ends the prefix.
         """
         keys = tuple(keys)
         check_keys(keys)
-        return self._walk.get_prefix(keys, search_range)
+        self._walk.get_prefix(keys, search_range, sizes, prefix)
 
     def hold_hot_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
         """Return the objects of the prefix that the hot cache lists, each with a reference.

@@ -5,13 +5,14 @@ from typing import Any
 
 from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
-from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.native import check_pairs
 from lmcache.v1.pin_monitor import PinMonitor
 from lmcache.v1.pin_table import PinOwner, PinTable
 from lmcache.v1.storage_backend.object_transfer import allocate_and_copy_objects
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.plugin_pin import PluginPin
+from lmcache.v1.storage_backend.tier_answers import checked_answers, checked_length
 from lmcache.v1.storage_backend.tier_set import Tier, TierSet
 
 logger = init_logger(__name__)
@@ -108,7 +109,7 @@ class TierWalk:
 
     def _get_from(self, tier: Tier, key: CacheEngineKey) -> MemoryObj | None:
         try:
-            memory_obj = tier.backend.get_blocking(key)
+            (memory_obj,) = checked_answers([tier.backend.get_blocking(key)], 1)
         except Exception:  # a fault costs a miss
             self._note_error(tier, "get")
             return None
@@ -121,49 +122,78 @@ class TierWalk:
         """Return one object or None per key, each from the first tier that has it."""
         found: list[MemoryObj | None] = [None] * len(keys)
         missing = list(range(len(keys)))
-        for tier in self._searched(location):
-            if not missing:
-                break
-            wanted = [keys[position] for position in missing]
-            try:
-                answers = tier.backend.batched_get_blocking(wanted)
-            except Exception:  # a fault costs a miss
-                self._note_error(tier, "batched_get")
-                continue
-            hits = [
-                (position, answer)
-                for position, answer in zip(missing, answers, strict=True)
-                if answer is not None
-            ]
-            for position, answer in hits:
-                found[position] = answer
-            hit_keys = [keys[position] for position, _ in hits]
-            self._learn(tier, hit_keys, True)
-            self._learn(tier, [keys[p] for p in missing if found[p] is None], False)
-            self._write_back(tier, hit_keys, [answer for _, answer in hits])
-            missing = [position for position in missing if found[position] is None]
+        try:
+            for tier in self._searched(location):
+                if not missing:
+                    break
+                wanted = [keys[position] for position in missing]
+                answers = self._get_many_from(tier, wanted, None)
+                for position, answer in zip(missing, answers, strict=True):
+                    found[position] = answer
+                missing = [position for position in missing if found[position] is None]
+        except BaseException:  # the objects have no other owner yet
+            release_all(found)
+            raise
         return found
 
     def get_prefix(
-        self, keys: Sequence[CacheEngineKey], search_range: Collection[str] | None
-    ) -> list[MemoryObj]:
-        """Return the objects of the prefix that the tiers hold together, each a use.
+        self,
+        keys: Sequence[CacheEngineKey],
+        search_range: Collection[str] | None,
+        sizes: Sequence[int] | None,
+        prefix: list[MemoryObj],
+    ) -> None:
+        """Append to `prefix` the objects of the prefix that the tiers hold together, each a use.
 
-        What left its tier between the two steps ends the prefix; nothing behind a gap is read.
+        What left its tier between the two steps ends the prefix, and so does an object that is not
+        of the size given; nothing behind a gap is read.
         """
         _, mapping = self.batched_contains(keys, search_range, False)
-        prefix: list[MemoryObj] = []
         for name, tier_keys in mapping.items():
-            found = self.batched_get(tier_keys, name)
-            if None in found:
-                whole = found.index(None)
+            start = len(prefix)
+            wanted_sizes = None if sizes is None else sizes[start : start + len(tier_keys)]
+            for tier in self._searched(name):
+                found = self._get_many_from(tier, tier_keys, wanted_sizes)
+                whole = found.index(None) if None in found else len(found)
                 prefix += [obj for obj in found[:whole] if obj is not None]
-                for behind in found[whole:]:
-                    if behind is not None:
-                        behind.ref_count_down()
+                release_all(found[whole:])
+            if len(prefix) < start + len(tier_keys):
                 break
-            prefix += [obj for obj in found if obj is not None]
-        return prefix
+
+    def _get_many_from(
+        self, tier: Tier, keys: Sequence[CacheEngineKey], sizes: Sequence[int] | None
+    ) -> list[MemoryObj | None]:
+        """Return one object or None per key from one tier, written back into the CPU tier."""
+        answers: list[MemoryObj | None] = []
+        try:
+            try:
+                answers = checked_answers(tier.backend.batched_get_blocking(list(keys)), len(keys))
+            except Exception:  # a fault costs a miss
+                self._note_error(tier, "batched_get")
+                return [None] * len(keys)
+            if sizes is not None:
+                self._drop_misfits(tier, answers, sizes)
+            hits = [(key, obj) for key, obj in zip(keys, answers, strict=True) if obj is not None]
+            missed = [key for key, obj in zip(keys, answers, strict=True) if obj is None]
+            hit_keys = [key for key, _ in hits]
+            self._learn(tier, hit_keys, True)
+            self._learn(tier, missed, False)
+            self._write_back(tier, hit_keys, [obj for _, obj in hits])
+        except BaseException:  # the objects have no other owner yet
+            release_all(answers)
+            raise
+        return answers
+
+    def _drop_misfits(
+        self, tier: Tier, answers: list[MemoryObj | None], sizes: Sequence[int]
+    ) -> None:
+        for index, (answer, size_bytes) in enumerate(zip(answers, sizes, strict=True)):
+            if answer is not None and answer.get_size() != size_bytes:
+                self._note_error(
+                    tier, f"get (an object of {answer.get_size()} bytes for {size_bytes})"
+                )
+                answer.ref_count_down()
+                answers[index] = None
 
     def _write_back(
         self, tier: Tier, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj]
@@ -212,36 +242,51 @@ class TierWalk:
     def _prefix_in(
         self, tier: Tier, keys: Sequence[CacheEngineKey], pin: bool, owner: PinOwner | None
     ) -> int:
-        backend = tier.backend
+        length = 0
         try:
             if tier.pins is None:
-                length = backend.batched_contains_for(keys, pin, owner)
+                length = tier.backend.batched_contains_for(keys, pin, owner)
             else:
-                length = backend.batched_contains(list(keys), pin)
-                if pin and owner is not None:
-                    self._own_pins(tier, tier.pins, keys[:length], owner)
+                length = checked_length(tier.backend.batched_contains(list(keys), False), len(keys))
+                if pin:
+                    length = self._pin_at(tier, tier.pins, keys[:length], owner)
         except Exception:  # a fault costs a miss
             self._note_error(tier, "contains")
-            return 0
         self._learn(tier, keys[:length], True)
         self._learn(tier, keys[length : length + 1], False)
         return length
 
-    def _own_pins(
-        self, tier: Tier, pins: PinTable, keys: Sequence[CacheEngineKey], owner: PinOwner
-    ) -> None:
+    def _pin_at(
+        self, tier: Tier, pins: PinTable, keys: Sequence[CacheEngineKey], owner: PinOwner | None
+    ) -> int:
+        """Pin keys in a tier that knows no owners, one by one; returns how many it pinned."""
+
         def note_error() -> None:
             self._note_error(tier, "unpin")
 
-        pins.add(owner, keys, [PluginPin(tier.backend, key, note_error) for key in keys])
-        if keys:
+        for index, key in enumerate(keys):
+            try:
+                is_pinned = tier.backend.pin(key)
+            except Exception:  # what was pinned so far is in the table, and counts
+                self._note_error(tier, "pin")
+                return index
+            if not is_pinned:
+                return index
+            if owner is not None:
+                pins.add(owner, (key,), (PluginPin(tier.backend, key, note_error),))
+        if keys and owner is not None:
             PinMonitor.GetOrCreate().wake()
+        return len(keys)
 
     def touch_cache(self, owner: PinOwner | None) -> None:
         """Count pinned lookups as uses in every tier that keeps such an order."""
         for tier in self._tiers.all():
-            if tier.backend.takes_pin_owner:
+            if not tier.backend.takes_pin_owner:
+                continue
+            try:
                 tier.backend.count_pinned_uses(owner)
+            except Exception:  # an order that lags behind is no reason to fail a lookup
+                self._note_error(tier, "count_pinned_uses")
 
     def release_pins(
         self,
@@ -274,7 +319,11 @@ class TierWalk:
         """Return lookup id -> tier -> the keys it has pinned there."""
         held: dict[PinOwner, dict[str, list[CacheEngineKey]]] = {}
         for tier in self._tiers.all():
-            of_tier = (tier.backend if tier.pins is None else tier.pins).pins_by_owner()
+            try:
+                of_tier = (tier.backend if tier.pins is None else tier.pins).pins_by_owner()
+            except Exception:  # the other tiers' pins are still told
+                self._note_error(tier, "pins_by_owner")
+                continue
             for owner, keys in of_tier.items():
                 held.setdefault(owner, {})[tier.name] = keys
         return held
