@@ -21,7 +21,7 @@ class PinMonitor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: weakref.WeakKeyDictionary[PinTable, float] = weakref.WeakKeyDictionary()
-        self._stop = threading.Event()
+        self._poke = threading.Event()  # set: look at the intervals and at `_thread` again
         self._thread: threading.Thread | None = None
 
     def watch(self, table: PinTable, check_interval_seconds: float) -> None:
@@ -32,6 +32,7 @@ class PinMonitor:
             )
         with self._lock:
             self._tables[table] = check_interval_seconds
+            self._poke.set()
 
     def wake(self) -> None:
         """Start the thread unless it runs: called when a pin is taken."""
@@ -40,9 +41,9 @@ class PinMonitor:
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
-            self._stop = threading.Event()
+            self._poke = threading.Event()
             self._thread = threading.Thread(
-                target=self._run, args=(self._stop,), name="lmcache-pin-monitor", daemon=True
+                target=self._run, args=(self._poke,), name="lmcache-pin-monitor", daemon=True
             )
             self._thread.start()
 
@@ -61,8 +62,8 @@ class PinMonitor:
     def stop_monitoring(self) -> None:
         """End the thread; the next pin starts it again."""
         with self._lock:
-            self._stop.set()
             self._thread = None
+            self._poke.set()
 
     def _watched(self) -> Iterable[PinTable]:
         with self._lock:
@@ -72,9 +73,12 @@ class PinMonitor:
         with self._lock:
             return min(self._tables.values(), default=60.0)
 
-    def _run(self, stop: threading.Event) -> None:
-        while not stop.wait(self._interval_seconds()):
-            self.check_now()
+    def _run(self, poke: threading.Event) -> None:
+        while self._thread is threading.current_thread():
+            if poke.wait(self._interval_seconds()):
+                poke.clear()  # a shorter interval counts from now on
+            else:
+                self.check_now()
 
     @staticmethod
     def GetOrCreate(config: object = None, metadata: object = None) -> "PinMonitor":  # noqa: N802

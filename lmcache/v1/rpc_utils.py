@@ -34,7 +34,7 @@ def get_zmq_rpc_path_lmcache(
 
     Raises:
         ValueError: An unknown service.
-        ConfigError: The directory alone is too long.
+        ConfigError: The directory alone is too long, or the id cannot be part of a path.
 
     Source: upstream 0.5.6 v1/rpc_utils.py, same paths, but for those it cannot shorten.
     """
@@ -45,6 +45,8 @@ def get_zmq_rpc_path_lmcache(
     base = base_url or os.environ.get(BASE_PATH_VARIABLE) or _DEFAULT_BASE_PATH
     port = f"{rpc_port}{rank}" if isinstance(rpc_port, str) else str(rpc_port + rank)
     path = f"{base}/engine_{engine_id}_service_{service_name}_lmcache_rpc_port_{port}"
+    if "\0" in path:
+        raise ConfigError(f"the engine id {engine_id!r} cannot be part of a socket's path")
     if _num_bytes(path) <= IPC_SOCKET_PATH_MAX_LEN:
         return path
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:_DIGEST_CHARACTERS]
@@ -58,4 +60,7 @@ def get_zmq_rpc_path_lmcache(
 
 
 def _num_bytes(path: str) -> int:
-    return len(os.fsencode(path))
+    try:
+        return len(os.fsencode(path))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path!r} cannot be the path of a socket: {error}") from None

@@ -107,7 +107,10 @@ class LMCacheEngine(UnsupportedCalls):
         Raises:
             ConfigError: A setting that cannot be used; names it.
             UnsupportedFeatureError: `async_lookup_server` was given.
+            RuntimeError: The engine is closed.
         """
+        if self._is_closed:
+            raise RuntimeError("post_init was called on a closed engine; build a new one")
         if self._parts is not None:
             return
         if kwargs.get("async_lookup_server") is not None:
@@ -330,8 +333,8 @@ class LMCacheEngine(UnsupportedCalls):
         logger.error("LMCacheEngine failed to start%s", f": {reason}" if reason else "")
 
     def is_healthy(self) -> bool:
-        """Whether operations run: started without fault, and the health monitor agrees."""
-        if self._init_failed:
+        """Whether operations run: started without fault, not closed, the monitor agrees."""
+        if self._init_failed or self._is_closed:
             return False
         return self._health_monitor is None or self._health_monitor.is_healthy()
 

@@ -1,6 +1,7 @@
 """The lookup client of a scheduler; its server is in `lookup_server`."""
 
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,10 @@ class LMCacheLookupClient(LookupClientInterface):
     A lookup takes at most `lookup_timeout_ms` beyond hashing. A server that let one wait in vain is
     not waited for again until it answers a ping.
 
-    `_lock` guards the sockets and the last answers, and is held while waiting for replies. An
-    answer is kept for `MAX_ANSWERS` lookup ids; beyond, the oldest are forgotten.
+    `_lock` guards the sockets and is held while waiting for replies; a lookup that waits for
+    another one counts that into its bound. `_answers_lock` guards the last answers, which are kept
+    for `MAX_ANSWERS` lookup ids; beyond, the oldest are forgotten. In a forked child it finds
+    nothing: sockets do not survive a fork.
 
     Args:
         config: Chunk size, hash algorithm, time-out, ranks with a server; a hit of fewer than
@@ -59,7 +62,9 @@ class LMCacheLookupClient(LookupClientInterface):
         self.token_database = ChunkedTokenDatabase(config, metadata)
         self._clock: Clock = clock or SystemClock()
         self._hashing = hashing_of(config)
+        self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._answers_lock = threading.Lock()
         self._answers: OrderedDict[str, int] = OrderedDict()
         self._number = 0
         self._said: set[str] = set()
@@ -92,7 +97,7 @@ class LMCacheLookupClient(LookupClientInterface):
             hit_tokens = self._least_answer(msgspec.msgpack.encode(request))
         if hit_tokens < self.config.min_retrieve_tokens:
             hit_tokens = 0
-        with self._lock:
+        with self._answers_lock:
             self._answers[lookup_id] = hit_tokens
             self._answers.move_to_end(lookup_id)
             while len(self._answers) > MAX_ANSWERS:
@@ -100,46 +105,68 @@ class LMCacheLookupClient(LookupClientInterface):
         return hit_tokens
 
     def _least_answer(self, payload: bytes) -> int:
-        with self._lock:
-            replies = self._ask_locked(payload)
+        replies = self._ask(payload)
         if replies is None:
             return 0
         for reply in replies:
-            if reply.error and reply.error not in self._said:
-                self._said.add(reply.error)
-                logger.error("a lookup was refused and finds nothing: %s", reply.error)
+            if reply.error:
+                self._say_once(f"a lookup was refused and finds nothing: {reply.error}")
         return min((0 if reply.error else reply.hit_tokens for reply in replies), default=0)
 
-    def _ask_locked(self, payload: bytes) -> list[LookupReply] | None:
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.error("%s", text)
+
+    def _ask(self, payload: bytes) -> list[LookupReply] | None:
         """Return one reply a rank, or None when there is one that cannot be waited for."""
-        if self._is_closed:
+        if os.getpid() != self._pid:
+            self._say_once("a lookup client was used in a forked process and finds nothing there")
             return None
-        started_s = self._clock.monotonic()
+        timeout_s = self.config.lookup_timeout_ms / 1000
+        deadline_s = self._clock.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            return None
+        try:
+            replies = None if self._is_closed else self._ask_locked(payload, deadline_s)
+        except BaseException:
+            for link in self._links:
+                link.reset()
+            raise
+        finally:
+            self._lock.release()
+        return replies
+
+    def _ask_locked(self, payload: bytes, deadline_s: float) -> list[LookupReply] | None:
         for link in self._links:
             if not link.is_trusted:
-                link.look_again(started_s)
+                link.look_again(self._clock.monotonic())
         if not all(link.is_trusted for link in self._links):
             return None
         self._number += 1
-        timeout_ms = self.config.lookup_timeout_ms
-        deadline_s = started_s + timeout_ms / 1000
-        for link in self._links:
-            if not link.send(self._number, payload, self._left_seconds(deadline_s)):
-                link.mark_silent(timeout_ms)
-                return None
-        replies = self._collect_locked(deadline_s)
+        if not all(self._send_locked(link, payload, deadline_s) for link in self._links):
+            return None
+        replies = self._collect_locked(payload, deadline_s)
         for link in self._links:
             if link not in replies:
-                link.mark_silent(timeout_ms)
+                link.mark_silent(self.config.lookup_timeout_ms)
         if len(replies) < len(self._links):
             return None
         return [_decoded(replies[link]) for link in self._links]
 
-    def _collect_locked(self, deadline_s: float) -> dict[RankLink, bytes]:
+    def _send_locked(self, link: RankLink, payload: bytes, deadline_s: float) -> bool:
+        link.forget_losses()
+        if link.send(self._number, payload, self._left_seconds(deadline_s)):
+            return True
+        link.mark_silent(self.config.lookup_timeout_ms)
+        return False
+
+    def _collect_locked(self, payload: bytes, deadline_s: float) -> dict[RankLink, bytes]:
         replies: dict[RankLink, bytes] = {}
         poller = zmq.Poller()
         for link in self._links:
             poller.register(link.socket, zmq.POLLIN)
+            poller.register(link.losses, zmq.POLLIN)
         while len(replies) < len(self._links):
             ready = dict(poller.poll(int(self._left_seconds(deadline_s) * 1000)))
             if not ready:
@@ -149,6 +176,10 @@ class LMCacheLookupClient(LookupClientInterface):
                 if reply is not None:
                     replies[link] = reply
                     poller.unregister(link.socket)
+                    poller.unregister(link.losses)
+                elif link.losses in ready and link not in replies:
+                    # The server went, perhaps with the request; asking its successor is harmless.
+                    self._send_locked(link, payload, deadline_s)
         return replies
 
     def _left_seconds(self, deadline_s: float) -> float:
@@ -160,7 +191,7 @@ class LMCacheLookupClient(LookupClientInterface):
 
     def clear_lookup_status(self, lookup_id: str) -> None:
         """See `LookupClientInterface.clear_lookup_status`."""
-        with self._lock:
+        with self._answers_lock:
             self._answers.pop(lookup_id, None)
 
     def supports_producer_reuse(self) -> bool:
@@ -173,14 +204,16 @@ class LMCacheLookupClient(LookupClientInterface):
         return [link.address.rank for link in self._links if not link.is_trusted]
 
     def close(self) -> None:
-        """Close the sockets; lookups then find nothing."""
+        """Close the sockets; lookups then find nothing. In a forked child: nothing."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
             for link in self._links:
                 link.close()
-        self._context.term()
+        self._context.destroy(linger=0)
 
 
 def _as_json(request_configs: Mapping[str, object] | None) -> str:

@@ -1,9 +1,9 @@
 """The lookup server of a worker."""
 
-import contextlib
 import json
 import os
 import socket
+import stat
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -78,6 +78,7 @@ class LMCacheLookupServer:
         self._hashing = hashing_of(lmcache_engine.config)
         self.path = address_of(metadata, metadata.worker_id).path
         self.num_refused = 0
+        self._pid = os.getpid()
         self._close_lock = threading.Lock()  # guards _is_closed
         self._is_closed = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -100,6 +101,8 @@ class LMCacheLookupServer:
         directory = os.path.dirname(self.path)
         try:
             os.makedirs(directory, exist_ok=True)
+            if os.path.exists(self.path) and not stat.S_ISSOCK(os.stat(self.path).st_mode):
+                raise FileExistsError("there is a file of that name that is no socket")
             if _is_served(self.path):
                 logger.warning(
                     "another lookup server answers at %s already and is cut off now: two engines "
@@ -112,7 +115,7 @@ class LMCacheLookupServer:
         except (OSError, zmq.ZMQError) as error:
             raise ConfigError(
                 f"the lookup server cannot listen at {self.path}: {error}; set "
-                f"{BASE_PATH_VARIABLE} to a directory of this user"
+                f"{BASE_PATH_VARIABLE} to a directory where this user may make sockets"
             ) from error
         return made
 
@@ -137,9 +140,8 @@ class LMCacheLookupServer:
             return
         identity, number, payload = frames
         reply = PING if payload == PING else msgspec.msgpack.encode(self._reply_to(payload))
-        # A client that is gone is no fault, and one that does not read must not stop the others.
-        with contextlib.suppress(zmq.Again):
-            self._socket.send_multipart([identity, number, reply], zmq.NOBLOCK)
+        # A ROUTER drops what is for a client that is gone, or that does not read.
+        self._socket.send_multipart([identity, number, reply])
 
     def _reply_to(self, payload: bytes) -> LookupReply:
         try:
@@ -174,7 +176,9 @@ class LMCacheLookupServer:
         )
 
     def close(self) -> None:
-        """Stop answering and give the path up. Twice is a no-op."""
+        """Stop answering and give the path up. Twice is a no-op, as is a forked child's call."""
+        if os.getpid() != self._pid:  # the thread and the path are the parent's
+            return
         with self._close_lock:
             if self._is_closed:
                 return

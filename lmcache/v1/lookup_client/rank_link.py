@@ -29,13 +29,29 @@ class RankLink:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: RankAddress) -> None:
         self.address = address
         self.is_trusted = True
+        self._context = context
         self._pinged_s: float | None = None
-        self.socket = context.socket(zmq.DEALER)
+        self._connect()
+
+    def _connect(self) -> None:
+        self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         # Nothing is queued for a server that is not there: it would be answered much later, and
         # pin for a request that is long gone.
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
-        self.socket.connect(f"ipc://{address.path}")
+        # Tells when a connection is lost: a request just sent may have been lost with it.
+        self.losses: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.socket.connect(f"ipc://{self.address.path}")
+
+    def reset(self) -> None:
+        """Connect anew: an interrupt may have left half a message in the socket."""
+        self.close()
+        self._connect()
+
+    def forget_losses(self) -> None:
+        """Take note of the connections lost so far."""
+        while self.losses.poll(0):
+            self.losses.recv_multipart(zmq.NOBLOCK)
 
     def send(self, number: int, payload: bytes, wait_seconds: float) -> bool:
         """Send a request once the server is connected; False when it is not in time."""
@@ -82,4 +98,6 @@ class RankLink:
 
     def close(self) -> None:
         """Close the socket."""
+        self.socket.disable_monitor()
+        self.losses.close(linger=0)
         self.socket.close(linger=0)
