@@ -104,15 +104,26 @@ void bind_block(nb::module_& m) {
 }
 
 // Takes the items out of the list, last first, and calls the method on each but None. One native
-// step as long as the method is: no signal handler runs between an item's leaving and its call.
+// step as long as the method is: no signal handler runs between an item's leaving and its call. A
+// call that raises does not keep the others; the first error is raised in the end.
 void call_each(nb::list items, nb::str method) {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   while (PyList_GET_SIZE(items.ptr()) > 0) {
     const Py_ssize_t last = PyList_GET_SIZE(items.ptr()) - 1;
     const nb::object item = nb::borrow(PyList_GET_ITEM(items.ptr(), last));
     if (PyList_SetSlice(items.ptr(), last, last + 1, nullptr) != 0) throw nb::python_error();
     if (item.is_none()) continue;
     const nb::object result = nb::steal(PyObject_CallMethodNoArgs(item.ptr(), method.ptr()));
-    if (!result.is_valid()) throw nb::python_error();
+    if (result.is_valid()) continue;
+    if (type == nullptr) {
+      PyErr_Fetch(&type, &value, &trace);
+    } else {
+      PyErr_Clear();
+    }
+  }
+  if (type != nullptr) {
+    PyErr_Restore(type, value, trace);
+    throw nb::python_error();
   }
 }
 

@@ -331,6 +331,9 @@ def test_closed_the_engine_answers_like_a_miss(engine, connector):
     assert not engine.retrieve(prompt.tokens, block_ids=prompt.block_ids).any()
     store(engine, prompt, connector)
     assert connector.calls == []
+    assert not engine.is_healthy()
+    with pytest.raises(RuntimeError, match="closed engine"):
+        engine.post_init()
 
 
 def test_the_effective_pin_time_out_can_be_read(make_engine):

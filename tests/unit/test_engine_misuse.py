@@ -30,6 +30,8 @@ NO_TOKENS = [
     pytest.param(torch.rand(N), id="a tensor of fractions"),
     pytest.param(torch.zeros(2, N, dtype=torch.int64), id="a tensor of two rows"),
     pytest.param(torch.zeros(N, dtype=torch.bool), id="a tensor of truths"),
+    pytest.param(torch.zeros(N, dtype=torch.int64, device="meta"), id="a tensor without values"),
+    pytest.param(torch.zeros(N, dtype=torch.int64).to_sparse(), id="a sparse tensor"),
 ]
 
 
@@ -58,8 +60,13 @@ def test_tokens_of_a_wrong_type_are_named_and_nothing_happens(engine, connector,
         (torch.ones(N, dtype=torch.bool), "16 entries for 64 tokens"),
         (keep_from(4 * N, N - 1), "not a multiple of the chunk size"),
         (~keep_from(4 * N, N), "not its first entries"),
+        (keep_from(4 * N, N).view(1, -1), "one entry a token"),
+        (keep_from(4 * N, N).view(8, 8), "one entry a token"),
+        (keep_from(4 * N, N).tolist(), "one entry a token"),
+        (7, "one entry a token"),
+        (torch.ones(4 * N, dtype=torch.bool, device="meta"), "one entry a token"),
     ],
-    ids=["too short", "half a chunk", "not a prefix"],
+    ids=["too short", "half a chunk", "not a prefix", "row", "square", "list", "number", "meta"],
 )
 def test_a_mask_that_is_no_prefix_of_whole_chunks_is_refused(engine, connector, mask, words):
     prompt = Prompt(1, 4 * N)
@@ -198,6 +205,9 @@ def test_hashes_without_fitting_offsets_are_refused(engine):
             call(hashes=[1, 2], offsets=[N])
         with pytest.raises(ValueError, match="Either tokens or hashes"):
             call()
+        for wrong in (0, -N, 2 * N, 1 << 70):
+            with pytest.raises(ValueError, match=f"1 to {N} tokens, not {wrong}"):
+                call(hashes=[1, 2], offsets=[N, wrong])
 
 
 def test_a_chunk_removed_while_it_is_loaded_is_loaded_right_all_the_same(make_engine):

@@ -1,5 +1,8 @@
 """The lookup server: requests that cannot be used, engines that hang or fail, strangers."""
 
+import signal
+import subprocess
+import sys
 import threading
 
 import msgspec
@@ -8,6 +11,8 @@ import zmq
 from builders import CHUNK_TOKENS, make_config, make_metadata, until
 from engine_builders import assert_nothing_held
 
+from lmcache.v1.errors import ConfigError
+from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
 from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
 from lmcache.v1.lookup_client.messages import LookupReply, LookupRequest
 
@@ -121,3 +126,74 @@ def test_a_stranger_without_a_number_gets_no_reply_and_the_next_client_gets_one(
         assert ask(server.path, b"one frame") is None
         assert ask(server.path, b"", b"") == [b"", b""]
         assert server.num_refused == 1
+
+
+def test_a_lookup_that_is_interrupted_does_not_spoil_the_next_one(connect):
+    engine = HangingEngine()
+    with LMCacheLookupServer(engine, make_metadata(engine_id="e")):
+        client = connect(timeout_ms=LONG_MS)
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                client.lookup([1] * N, "interrupted")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+        engine.go_on.set()
+        assert client.lookup([2] * 3 * N, "next") == 3 * N
+
+
+FORKED = """
+import os, sys
+from builders import make_config, make_metadata
+from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
+from lmcache.v1.lookup_client.lookup_server import LMCacheLookupServer
+class Engine:
+    config = make_config()
+    def lookup(self, *, hashes, offsets, lookup_id, pin, request_configs):
+        return sum(offsets)
+server = LMCacheLookupServer(Engine(), make_metadata(engine_id="e"))
+client = LMCacheLookupClient(make_config(lookup_timeout_ms=30_000), make_metadata(engine_id="e"))
+assert client.lookup([1] * 32, "a") == 32
+child = os.fork()
+if child == 0:
+    assert client.lookup([1] * 32, "b") == 0
+    client.close()
+    server.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert os.path.exists(server.path)
+assert client.lookup([1] * 32, "c") == 32
+client.close()
+server.close()
+print("done")
+"""
+
+
+def test_a_forked_child_finds_nothing_at_once_and_leaves_its_parents_service_alone(
+    socket_directory, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", ":".join(path for path in sys.path if path))
+
+    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+
+
+def test_a_file_in_the_place_of_a_socket_is_left_alone(ranks, tmp_path):
+    (engine,), _ = ranks(1, serving=())
+    path = tmp_path / "engine_e_service_lookup_lmcache_rpc_port_0"
+    path.write_text("somebody's")
+
+    with pytest.raises(ConfigError, match="no socket"):
+        LMCacheLookupServer(engine, engine.metadata)
+
+    assert path.read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("engine_id", ["a\0b", "a\ud800b"])
+def test_an_engine_id_that_cannot_name_a_socket_is_refused(connect, engine_id):
+    with pytest.raises(ConfigError, match="socket"):
+        LMCacheLookupClient(make_config(), make_metadata(engine_id=engine_id))

@@ -1,10 +1,11 @@
 """Pins: who owns them, what releasing does, when they expire, and what they count as."""
 
+import queue
 import threading
 
 import pytest
 import torch
-from builders import CPU, evict, keys, order, put_all
+from builders import CPU, evict, keys, order, put_all, until
 from fakes import FakeClock
 
 from lmcache.v1.memory_allocators.ad_hoc_memory_allocator import AdHocMemoryAllocator
@@ -289,6 +290,51 @@ def test_uses_of_an_owner_are_taken_once_in_the_order_they_were_pinned(table, po
     assert table.take_uncounted("A") == []
     assert table.take_uncounted("B") == []
     assert table.release("A", keys(3)) == (3, [])
+
+
+class Breaking:
+    """A carrier that cannot be unpinned."""
+
+    pin_count = 1
+
+    def unpin(self):
+        raise KeyboardInterrupt
+
+
+def test_a_carrier_that_raises_does_not_keep_the_others_pinned(table, pool):
+    before, after = pinned(pool), pinned(pool)
+    table.add("A", keys(3), [before, Breaking(), after])
+
+    with pytest.raises(KeyboardInterrupt):
+        table.release_all("A")
+
+    assert (before.pin_count, after.pin_count, table.num_pins) == (0, 0, 0)
+
+
+class EmptyAfterAll(queue.SimpleQueue):
+    """A queue that another thread empties between a look and a take."""
+
+    def empty(self):
+        return False
+
+
+def test_a_deferred_release_that_another_thread_took_is_not_waited_for(table):
+    table._deferred = EmptyAfterAll()
+
+    assert table.num_pins == 0  # returns
+
+
+def test_a_shorter_interval_counts_while_the_monitor_waits_for_a_longer_one(pool):
+    monitor = PinMonitor()
+    patient, hasty = PinTable(1e-9), PinTable(1e-9)
+    monitor.watch(patient, 1e6)
+    monitor.wake()
+    hasty.add("A", keys(1), [pinned(pool)])
+
+    monitor.watch(hasty, 0.01)
+
+    until(lambda: hasty.num_pins == 0)
+    monitor.stop_monitoring()
 
 
 def test_the_monitor_expires_the_pins_of_every_watched_table(clock, pool):
