@@ -277,7 +277,7 @@ class HotIndex:
     def get(self, key: object, holds_lock: bool = False) -> Any:
         """The memory object with a reference; a use."""
 
-    def get_many(self, keys: object, holds_lock: bool = False) -> list[Any]: ...
+    def get_many(self, keys: object, holds_lock: bool = False, into: object | None = None) -> list[Any]: ...
 
     def touch(self, keys: object) -> bytes:
         """One byte per key: 0 absent, 1 moved, 2 resident but not moved."""
@@ -290,10 +290,10 @@ class HotIndex:
 
     def prefix_length(self, keys: object) -> int: ...
 
-    def pin_prefix(self, keys: object) -> list[Any]:
+    def pin_prefix(self, keys: object, into: object | None = None) -> list[Any]:
         """Pin the resident prefix; returns its memory objects."""
 
-    def hold_prefix(self, keys: object) -> list[Any]:
+    def hold_prefix(self, keys: object, into: object | None = None) -> list[Any]:
         """The memory objects of the resident prefix, each with a reference."""
 
     def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None, holds_lock: bool = False) -> Any:

@@ -271,7 +271,8 @@ class HotIndex {
     return nb::borrow(static_cast<PyObject*>(entry->value));
   }
 
-  nb::list get_many(nb::handle keys, bool holds_lock) {
+  // With `into` the objects are in the caller's list before any interrupt can strike.
+  nb::list get_many(nb::handle keys, bool holds_lock, nb::object into) {
     const KeySequence sequence(keys);
     std::vector<nb::object> found(sequence.size());
     {
@@ -289,8 +290,12 @@ class HotIndex {
         found[i] = entries[i] ? nb::borrow(value_of(entries[i])) : nb::object(nb::none());
       }
     }
-    nb::list result;
-    for (nb::object& object : found) result.append(std::move(object));
+    return append_all(std::move(into), found);
+  }
+
+  static nb::list append_all(nb::object into, std::vector<nb::object>& objects) {
+    nb::list result = into.is_none() ? nb::list() : nb::cast<nb::list>(into);
+    for (nb::object& object : objects) result.append(std::move(object));
     return result;
   }
 
@@ -302,7 +307,8 @@ class HotIndex {
   }
 
   // Protects the resident prefix, by a pin or by a reference each; moves nothing.
-  nb::list protect_prefix(nb::handle keys, bool by_pin) {
+  template <bool kByPin>
+  nb::list protect_prefix(nb::handle keys, nb::object into) {
     const KeySequence sequence(keys);
     std::vector<Entry*> entries;
     for (size_t i = 0; i < sequence.size(); ++i) {
@@ -312,7 +318,7 @@ class HotIndex {
     }
     pool_->locked([&] {
       for (Entry* entry : entries) {
-        if (by_pin) {
+        if (kByPin) {
           pool_->pin_locked(*entry->block);
         } else {
           pool_->ref_up_locked(*entry->block);
@@ -321,9 +327,7 @@ class HotIndex {
     });
     std::vector<nb::object> objects;
     for (Entry* e : entries) objects.push_back(nb::borrow(static_cast<PyObject*>(e->value)));
-    nb::list result;
-    for (nb::object& object : objects) result.append(std::move(object));
-    return result;
+    return append_all(std::move(into), objects);
   }
 
   // Returns `count` new blocks, evicting as little as needed, or None, evicting nothing.
@@ -556,7 +560,8 @@ void bind_index(nb::module_& m) {
            "Remove what nobody holds, or everything, under the lock; the memory objects.")
       .def("get", &HotIndex::get, nb::arg("key"), nb::arg("holds_lock") = false,
            "The memory object with a reference; a use.")
-      .def("get_many", &HotIndex::get_many, nb::arg("keys"), nb::arg("holds_lock") = false)
+      .def("get_many", &HotIndex::get_many, nb::arg("keys"), nb::arg("holds_lock") = false,
+           nb::arg("into") = nb::none())
       .def(
           "touch", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kUse); },
           nb::arg("keys"), "One byte per key: 0 absent, 1 moved, 2 resident but not moved.")
@@ -567,12 +572,11 @@ void bind_index(nb::module_& m) {
           "demote", [](HotIndex& self, nb::handle k) { return self.use(k, Pool::Use::kDemote); },
           nb::arg("keys"), "To the end where victims are taken; answers like touch.")
       .def("prefix_length", &HotIndex::prefix_length, nb::arg("keys"))
-      .def(
-          "pin_prefix", [](HotIndex& self, nb::handle k) { return self.protect_prefix(k, true); },
-          nb::arg("keys"), "Pin the resident prefix; returns its memory objects.")
-      .def(
-          "hold_prefix", [](HotIndex& self, nb::handle k) { return self.protect_prefix(k, false); },
-          nb::arg("keys"), "The memory objects of the resident prefix, each with a reference.")
+      .def("pin_prefix", &HotIndex::protect_prefix<true>, nb::arg("keys"),
+           nb::arg("into") = nb::none(), "Pin the resident prefix; returns its memory objects.")
+      .def("hold_prefix", &HotIndex::protect_prefix<false>, nb::arg("keys"),
+           nb::arg("into") = nb::none(),
+           "The memory objects of the resident prefix, each with a reference.")
       .def("allocate", &HotIndex::allocate, nb::arg("cls"), nb::arg("spec").none(),
            nb::arg("nbytes"), nb::arg("count"), nb::arg("parent").none(),
            nb::arg("holds_lock") = false,

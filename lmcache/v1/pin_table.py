@@ -91,25 +91,40 @@ class PinTable:
                 return
             release()
 
+    def take(
+        self,
+        owner: PinOwner | None,
+        keys: Sequence[Key],
+        pin_prefix: Callable[[Sequence[Key], list[Pinned]], object],
+    ) -> int:
+        """Let `pin_prefix` append the carriers of a prefix of `keys`, each pinned once, and add.
+
+        Returns:
+            How many it pinned.
+        """
+        carriers: list[Pinned] = []
+        try:
+            pin_prefix(keys, carriers)
+            if carriers:
+                self.add(owner, keys[: len(carriers)], carriers)
+        except BaseException:  # interrupted: a pin in no table would never be released
+            wanted = keys[: len(carriers)]
+            if owner is None or not self._lookups.holds(owner, wanted, carriers):
+                _unpin(carriers)
+            raise
+        return len(carriers)
+
     def add(self, owner: PinOwner | None, keys: Sequence[Key], carriers: Sequence[Pinned]) -> None:
         """Take over one pin that each carrier has already.
 
         A named owner keeps at most one pin a key: what it has twice is released.
         """
-        surplus: list[Pinned] = []
-        try:
-            deadline_s = self.clock.monotonic() + self.timeout_seconds
-            if owner is None:
-                holder = _anonymous_holder()
-                surplus = self._alone(
-                    lambda: self._anonymous.add(holder, keys, carriers, deadline_s)
-                )
-            else:
-                surplus = self._alone(lambda: self._lookups.add(owner, keys, carriers, deadline_s))
-        except BaseException:  # interrupted: a pin in no table would never be released
-            if owner is None or not self._lookups.holds(owner, keys, carriers):
-                _unpin(list(carriers))
-            raise
+        deadline_s = self.clock.monotonic() + self.timeout_seconds
+        if owner is None:
+            holder = _anonymous_holder()
+            surplus = self._alone(lambda: self._anonymous.add(holder, keys, carriers, deadline_s))
+        else:
+            surplus = self._alone(lambda: self._lookups.add(owner, keys, carriers, deadline_s))
         _unpin(surplus)
 
     def uncounted(self, owner: PinOwner | None) -> list[Key]:
@@ -136,26 +151,27 @@ class PinTable:
         wanted = tuple(keys)
         if self._is_deferred(lambda: self.release(owner, wanted)):
             return 0, []
-        released = Released()
-        try:
-            if owner is None:
-                holder = _anonymous_holder()
-                self._alone(lambda: self._anonymous.release(holder, wanted, released))
-            else:
-                self._alone(lambda: self._lookups.release(owner, wanted, released))
-        finally:  # what left the books must lose its pins, also when this is interrupted
-            num_released = self._settle(released)
-        return num_released, released.uncounted
+        if owner is None:
+            holder = _anonymous_holder()
+            return self._move_out(lambda out: self._anonymous.release(holder, wanted, out))
+        return self._move_out(lambda out: self._lookups.release(owner, wanted, out))
 
     def release_all(self, owner: PinOwner) -> tuple[int, list[Key]]:
         """Release every pin of `owner`; answers like `release`."""
         if self._is_deferred(lambda: self.release_all(owner)):
             return 0, []
-        released = Released()
+        return self._move_out(lambda out: self._lookups.release_all(owner, out))
+
+    def _move_out(self, move: Callable[[Released], object]) -> tuple[int, list[Key]]:
+        released, num_released = Released(), 0
         try:
-            self._alone(lambda: self._lookups.release_all(owner, released))
-        finally:
-            num_released = self._settle(released)
+            try:
+                self._alone(lambda: move(released))
+                num_released = len(released.carriers)
+            finally:  # what left the books must lose its pins, also when this is interrupted
+                self._settle(released)
+        finally:  # an interrupt on the way into the first call
+            self._settle(released)
         return num_released, released.uncounted
 
     def _is_deferred(self, release: Callable[[], object]) -> bool:
@@ -164,24 +180,19 @@ class PinTable:
                 self._deferred.put(release)
             return self._is_busy
 
-    def _settle(self, released: Released) -> int:
-        num_released = len(released.carriers)
+    def _settle(self, released: Released) -> None:
         _unpin(released.carriers)
-        with self._lock:
-            self.num_unmatched_releases += released.num_unmatched
-        return num_released
+        if released.num_unmatched:
+            with self._lock:
+                self.num_unmatched_releases += released.num_unmatched
+                released.num_unmatched = 0
 
     def expire(self) -> int:
         """Release every pin past its deadline; returns how many."""
         if self.timeout_seconds <= 0:
             return 0
         now_s = self.clock.monotonic()
-        released = Released()
-        try:
-            self._alone(lambda: self._lookups.expire(now_s, released))
-            self._alone(lambda: self._anonymous.expire(now_s, released))
-        finally:
-            num_expired = self._settle(released)
+        num_expired = self._move_out(lambda out: self._expire_locked(now_s, out))[0]
         if num_expired:
             with self._lock:
                 self.num_forced_releases += num_expired
@@ -192,6 +203,10 @@ class PinTable:
                 self.timeout_seconds,
             )
         return num_expired
+
+    def _expire_locked(self, now_s: float, released: Released) -> None:
+        self._lookups.expire(now_s, released)
+        self._anonymous.expire(now_s, released)
 
     def pins_by_owner(self) -> dict[PinOwner, list[Key]]:
         """Return what each lookup id holds, as pinned."""

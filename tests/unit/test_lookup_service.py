@@ -43,9 +43,10 @@ def test_repeated_lookups_of_a_waiting_request_pin_and_use_a_chunk_once(ranks, c
     client = connect()
     for _ in range(5):
         assert client.lookup(prompt.tokens, "waiting") == N
-    (obj,) = engine.storage_manager.hold_hot_prefix(
-        engine.token_database.make_keys(engine.token_database.split(prompt.tokens).hashes)
-    )
+    held = []
+    hashes = engine.token_database.split(prompt.tokens).hashes
+    engine.storage_manager.hold_hot_prefix(engine.token_database.make_keys(hashes), held)
+    (obj,) = held
     assert obj.pin_count == 1
     obj.ref_count_down()
 

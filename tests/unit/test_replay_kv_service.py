@@ -58,7 +58,9 @@ def test_prompts_match_as_far_as_they_share_blocks(kv: KVService) -> None:
 def test_overwritten_byte_is_found_at_the_load(kv: KVService) -> None:
     kv.store(PROMPT, 0)
     assert kv.load(PROMPT) is LoadOutcome.LOADED
-    for memory_object in kv.manager.hold_hot_prefix(keys_of(kv, PROMPT))[3:]:
+    held = []
+    kv.manager.hold_hot_prefix(keys_of(kv, PROMPT), held)
+    for memory_object in held[3:]:
         assert isinstance(memory_object, TensorMemoryObj) and memory_object.tensor is not None
         memory_object.tensor[4095] ^= 1
     assert kv.load(PROMPT) is LoadOutcome.WRONG_BYTES

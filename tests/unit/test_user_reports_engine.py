@@ -118,7 +118,8 @@ def test_a_retrieve_takes_no_pin_that_a_lookup_holds(engine, connector):
     for _ in range(3):
         engine.lookup_unpin("A")
 
-    objs = engine.storage_manager.hold_hot_prefix(keys_of(engine, prompt))
+    objs = []
+    engine.storage_manager.hold_hot_prefix(keys_of(engine, prompt), objs)
     assert [(obj.pin_count, obj.get_ref_count()) for obj in objs] == [(1, 2)] * 2
     for obj in objs:
         obj.ref_count_down()

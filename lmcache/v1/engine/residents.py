@@ -40,7 +40,7 @@ class HotResidents:
     def hold_prefix(self, keys: Sequence[CacheEngineKey], sizes: Sequence[int]) -> int:
         """See `Residents`."""
         before = len(self._held)
-        self._held += self._storage_manager.hold_hot_prefix(keys)
+        self._storage_manager.hold_hot_prefix(keys, self._held)
         for index in range(before, len(self._held)):
             if self._held[index].get_size() != sizes[index - before]:
                 misfits = self._held[index:]

@@ -42,11 +42,13 @@ def retrieve(
         got_s = parts.clock.monotonic()
         if memory_objs:
             # A copy of the list: a connector that changes it must not change who is released.
-            connector.batched_to_gpu(
-                list(memory_objs), starts[:num_hit], ends[:num_hit], **connector_kwargs
-            )
+            objs = list(memory_objs)
+            connector.batched_to_gpu(objs, starts[:num_hit], ends[:num_hit], **connector_kwargs)
     finally:
-        release_all(memory_objs)
+        try:
+            release_all(memory_objs)
+        finally:  # an interrupt on the way into the first call
+            release_all(memory_objs)
     loaded = torch.zeros(chunks.num_tokens, dtype=torch.bool)
     if num_hit:
         loaded[starts[0] : ends[num_hit - 1]] = True

@@ -81,8 +81,12 @@ class Store:
             self._put(batch, chunks, tokens, transfer_spec)
             parts.storage_manager.touch([keys[position] for position in kept])
         finally:
-            batch.release()
-            residents.release()
+            try:
+                batch.release()
+                residents.release()
+            finally:  # an interrupt on the way into one of them
+                batch.release()
+                residents.release()
         self._report(chunks, kept, batch, collected_s, copied_s)
 
     def _collect(

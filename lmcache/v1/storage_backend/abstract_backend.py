@@ -14,6 +14,7 @@ from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.pin_table import PinOwner
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import TierLedger
+from lmcache.v1.storage_backend.tier_answers import checked_answers
 
 if TYPE_CHECKING:
     import asyncio
@@ -156,6 +157,16 @@ class StorageBackendInterface(abc.ABC):
     def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         """Return one object or None per key."""
         return [self.get_blocking(key) for key in keys]
+
+    def batched_get_into(
+        self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
+    ) -> None:
+        """Append what `batched_get_blocking` returns to the caller's empty list.
+
+        Raises:
+            TypeError, ValueError: The tier's answer is none; see `checked_answers`.
+        """
+        into += checked_answers(self.batched_get_blocking(list(keys)), len(keys))
 
     def get_non_blocking(
         self, key: CacheEngineKey, location: str | None = None

@@ -163,15 +163,13 @@ class HotCache:
                 memory_obj = self.index.get(key, holds_lock=True)
         return memory_obj
 
-    def get_many(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Return one object or None per key; one use each, head youngest."""
-        found: list[MemoryObj | None]
+    def get_many(self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]) -> None:
+        """Append one object or None per key to `into`; one use each, head youngest."""
         try:
-            found = self.index.get_many(keys)
+            self.index.get_many(keys, into=into)
         except LockIsHeld:
             with self.lock:
-                found = self.index.get_many(keys, holds_lock=True)
-        return found
+                self.index.get_many(keys, holds_lock=True, into=into)
 
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference, or None; moves nothing."""
@@ -181,10 +179,9 @@ class HotCache:
                 memory_obj.ref_count_up()
         return memory_obj
 
-    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
-        """Return the objects of the resident prefix, each with a reference; moves nothing."""
-        held: list[MemoryObj] = self.index.hold_prefix(keys)
-        return held
+    def hold_prefix(self, keys: Sequence[CacheEngineKey], into: list[MemoryObj]) -> None:
+        """Append the objects of the resident prefix, each with a reference; moves nothing."""
+        self.index.hold_prefix(keys, into)
 
     # --- removing --------------------------------------------------------------------------------
     def take_room(

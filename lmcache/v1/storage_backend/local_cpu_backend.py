@@ -198,11 +198,10 @@ class LocalCPUBackend(AllocatorBackendInterface):
         if not pin:
             length: int = self.hot.index.prefix_length(keys)
             return length
-        pinned = self.hot.index.pin_prefix(keys)
-        if pinned:
-            self.pins.add(owner, keys[: len(pinned)], pinned)
+        num_pinned = self.pins.take(owner, keys, self.hot.index.pin_prefix)
+        if num_pinned:
             PinMonitor.GetOrCreate().wake()
-        return len(pinned)
+        return num_pinned
 
     def touch_cache(self) -> None:
         """Count the owner-less pinned lookups of this thread or task as uses, head youngest."""
@@ -358,15 +357,23 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     def batched_get_blocking(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
         """Return one object or None per key; one use each, head youngest."""
-        return self.hot.get_many(tuple(keys))
+        found: list[MemoryObj | None] = []
+        self.hot.get_many(tuple(keys), found)
+        return found
+
+    def batched_get_into(
+        self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
+    ) -> None:
+        """As `batched_get_blocking`; the references are in `into` whatever interrupts the call."""
+        self.hot.get_many(tuple(keys), into)
 
     def peek(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference for the caller, or None; no use: for diagnostics."""
         return self.hot.peek(key)
 
-    def hold_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
-        """Return the objects of the resident prefix, each with a reference; no use."""
-        return self.hot.hold_prefix(keys)
+    def hold_prefix(self, keys: Sequence[CacheEngineKey], into: list[MemoryObj]) -> None:
+        """Append the objects of the resident prefix, each with a reference; no use."""
+        self.hot.hold_prefix(keys, into)
 
     # --- removing --------------------------------------------------------------------------------
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:

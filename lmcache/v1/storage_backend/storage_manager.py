@@ -363,13 +363,13 @@ class StorageManager:
         check_keys(keys)
         self._walk.get_prefix(keys, search_range, sizes, prefix)
 
-    def hold_hot_prefix(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj]:
-        """Return the objects of the prefix that the hot cache lists, each with a reference.
+    def hold_hot_prefix(self, keys: Sequence[CacheEngineKey], into: list[MemoryObj]) -> None:
+        """Append the objects of the prefix that the hot cache lists, each with a reference.
 
         No use: nothing moves, but what is held is not evicted.
         """
-        cpu = self.local_cpu_backend
-        return [] if cpu is None else cpu.hold_prefix(keys)
+        if self.local_cpu_backend is not None:
+            self.local_cpu_backend.hold_prefix(keys, into)
 
     def get_non_blocking(
         self, key: CacheEngineKey, location: str | None = None

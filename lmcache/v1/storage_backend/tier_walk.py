@@ -167,9 +167,10 @@ class TierWalk:
         answers: list[MemoryObj | None] = []
         try:
             try:
-                answers = checked_answers(tier.backend.batched_get_blocking(list(keys)), len(keys))
+                tier.backend.batched_get_into(keys, answers)
             except Exception:  # a fault costs a miss
                 self._note_error(tier, "batched_get")
+                release_all(answers)
                 return [None] * len(keys)
             if sizes is not None:
                 self._drop_misfits(tier, answers, sizes)
