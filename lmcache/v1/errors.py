@@ -1,5 +1,7 @@
 """Every exception this package defines, with when it is raised."""
 
+from typing import NoReturn
+
 
 class ConfigError(ValueError):
     """A setting cannot be used: the message names the setting, its value and the remedy."""
@@ -7,6 +9,17 @@ class ConfigError(ValueError):
 
 class UnsupportedFeatureError(ConfigError):
     """A setting asks for something that upstream LMCache has and this package does not."""
+
+
+def refuse_call(call: str, feature: str) -> NoReturn:
+    """Raise the error of a call that upstream has and this package has not.
+
+    Raises:
+        UnsupportedFeatureError: Always.
+    """
+    raise UnsupportedFeatureError(
+        f"{call} belongs to {feature}, which this fork does not have; use upstream LMCache for it"
+    )
 
 
 class HostMemoryError(ConfigError):

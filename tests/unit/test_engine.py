@@ -352,6 +352,9 @@ def test_calls_of_features_left_to_upstream_say_so(engine):
     ):
         with pytest.raises(UnsupportedFeatureError, match=call):
             getattr(engine, call)([1, 2], "x")
+    for call in ("layerwise_batched_get", "async_lookup_and_prefetch"):
+        with pytest.raises(UnsupportedFeatureError, match=call):
+            getattr(engine.storage_manager, call)([[1]], "x")
     with pytest.raises(UnsupportedFeatureError, match="async_lookup_server"):
         type(engine)(
             engine.config, engine.metadata, engine.token_database, None, None, None

@@ -2,14 +2,7 @@
 
 from typing import Any, NoReturn
 
-from lmcache.v1.errors import UnsupportedFeatureError
-
-
-def _refuse(call: str, feature: str) -> NoReturn:
-    raise UnsupportedFeatureError(
-        f"LMCacheEngine.{call} belongs to {feature}, which this fork does not have; use upstream "
-        "LMCache for it"
-    )
+from lmcache.v1.errors import refuse_call
 
 
 class UnsupportedCalls:
@@ -21,28 +14,28 @@ class UnsupportedCalls:
 
     def store_layer(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("store_layer", "layerwise mode")
+        refuse_call("LMCacheEngine.store_layer", "layerwise mode")
 
     def retrieve_layer(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("retrieve_layer", "layerwise mode")
+        refuse_call("LMCacheEngine.retrieve_layer", "layerwise mode")
 
     def async_lookup_and_prefetch(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("async_lookup_and_prefetch", "async loading")
+        refuse_call("LMCacheEngine.async_lookup_and_prefetch", "async loading")
 
     def cleanup_memory_objs(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("cleanup_memory_objs", "async loading")
+        refuse_call("LMCacheEngine.cleanup_memory_objs", "async loading")
 
     def move(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("move", "P2P")
+        refuse_call("LMCacheEngine.move", "P2P")
 
     def compress(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("compress", "the cachegen serializer")
+        refuse_call("LMCacheEngine.compress", "the cachegen serializer")
 
     def decompress(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse."""
-        _refuse("decompress", "the cachegen serializer")
+        refuse_call("LMCacheEngine.decompress", "the cachegen serializer")

@@ -39,6 +39,7 @@ from lmcache.v1.storage_backend.residency_moves import ResidencyMoves
 from lmcache.v1.storage_backend.tier_set import TierSet
 from lmcache.v1.storage_backend.tier_walk import TierWalk
 from lmcache.v1.storage_backend.touch import TouchResult
+from lmcache.v1.storage_backend.unsupported import UnsupportedTransfers
 
 if TYPE_CHECKING:
     from lmcache.v1.config import LMCacheEngineConfig
@@ -53,7 +54,7 @@ _LOOP_THREAD = "storage-manager-event-loop"
 __all__ = ["StorageManager", "allocate_and_copy_objects"]
 
 
-class StorageManager:
+class StorageManager(UnsupportedTransfers):
     """All tiers of one worker.
 
         state   meaning                                          who may leave it
