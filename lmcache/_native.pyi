@@ -382,16 +382,19 @@ def pack_int64(numbers: object) -> bytes:
     The numbers as little-endian int64; ValueError names the position of one that is none.
     """
 
-LEFT_OUT_ID: int = -9223372036854775808
-
-def gather(addresses: object, sizes: object, counts: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
+def gather(addresses: object, sizes: object, counts: object, skips: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
     """
     Copy slots into memory objects without the interpreter's lock.
 
-    Objects: addresses, sizes (bytes) and counts (ids) are uint64 arrays, ids one int64 array for all. Segments: bases and item_bytes are uint64, slot_strides and block_strides int64 arrays in bytes; the item of slot i lies at base + i // slots_per_block * block_stride + i % slots_per_block * slot_stride. An object holds, for each group of parts_per_group segments, for each of its ids, the parts' items. A ValueError names what does not fit; then nothing was copied.
+    Objects: addresses, sizes (bytes), counts (ids) and skips (leading ids of the object whose items are neither read nor written, and which are not looked at) are uint64 arrays, ids one int64 array for all. Segments: bases and item_bytes are uint64, slot_strides and block_strides int64 arrays in bytes; the item of slot i lies at base + i // slots_per_block * block_stride + i % slots_per_block * slot_stride. An object holds, for each group of parts_per_group segments, for each of its ids, the parts' items. A ValueError names what does not fit; then nothing was copied.
     """
 
-def scatter(addresses: object, sizes: object, counts: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
+def scatter(addresses: object, sizes: object, counts: object, skips: object, ids: object, bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int, parts_per_group: int, num_threads: int = 1, *, stream: int = 0) -> None:
     """
-    Copy memory objects into slots: gather's arguments, the other way round. An id of LEFT_OUT_ID leaves the item out; no other id may be there twice.
+    Copy memory objects into slots: gather's arguments, the other way round. No id that is looked at may be there twice.
+    """
+
+def find_overlap(bases: object, item_bytes: object, slot_strides: object, block_strides: object, slots_per_block: int, num_slots: int) -> str:
+    """
+    Say which segments of gather's have slots that share bytes; an empty text if none do.
     """

@@ -5,12 +5,14 @@ sent anywhere, no server is started, and the environment is left alone; where th
 PROMETHEUS_MULTIPROC_DIR, the client writes its files there.
 """
 
+import math
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram, values
 
 from lmcache.logging import init_logger
 from lmcache.v1.errors import ConfigError
@@ -31,11 +33,14 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-__all__ = ["LMCStatsMonitor", "LMCacheStats", "PrometheusLogger"]
+__all__ = ["LMCStatsMonitor", "LMCacheStats", "PrometheusLogger", "engine_labels"]
 
 _ENGINE_LABELS = ("model_name", "worker_id", "role", "served_model_name")
 _Labels = tuple[str, ...]
 _Totals = dict[tuple[str, _Labels], int]
+# What the module's earlier load registered, when it is loaded again: names can be taken once only.
+_EARLIER_LOGGER: Any = globals().get("PrometheusLogger")
+_Step = Callable[[], object]
 _Source = TypeVar("_Source")
 _Collector = TypeVar("_Collector", Counter, Gauge, Histogram)
 
@@ -64,7 +69,8 @@ class EngineNames(Protocol):
         ...
 
 
-def _labels_of(metadata: EngineNames) -> _Labels:
+def engine_labels(metadata: EngineNames) -> tuple[str, ...]:
+    """Return the values of an engine's labels, in which engines of one process should differ."""
     return (
         str(metadata.model_name),
         str(metadata.worker_id),
@@ -89,7 +95,7 @@ class LMCStatsMonitor(StatsMonitor):
 
         A monitor that was asked for before there was an engine becomes the first engine's.
         """
-        labels = None if metadata is None else _labels_of(metadata)
+        labels = None if metadata is None else engine_labels(metadata)
         with LMCStatsMonitor._instances_lock:
             instances = LMCStatsMonitor._instances
             if labels is None and instances:
@@ -106,7 +112,7 @@ class LMCStatsMonitor(StatsMonitor):
             if metadata is None:
                 LMCStatsMonitor._instances.clear()
             else:
-                LMCStatsMonitor._instances.pop(_labels_of(metadata), None)
+                LMCStatsMonitor._instances.pop(engine_labels(metadata), None)
 
     @staticmethod
     def unregister_all_metrics() -> None:
@@ -119,13 +125,23 @@ class _Collectors:
 
     Args:
         buckets: Upper bounds of each histogram; the first engine's hold for all.
+
+    Raises:
+        ValueError: A name is taken; none of ours is left in the registry then.
     """
 
     def __init__(self, buckets: Mapping[str, tuple[float, ...]]) -> None:
         self.buckets = buckets
+        self._made: list[Counter | Gauge | Histogram] = []
+        try:
+            self._register()
+        except BaseException:
+            self.unregister()
+            raise
+
+    def _register(self) -> None:
         counters: tuple[Metric[Any, Any], ...] = (*INTERVAL_COUNTERS, *TOTAL_COUNTERS)
         gauges: tuple[Metric[Any, float], ...] = (*INTERVAL_GAUGES, *MANAGER_GAUGES, HEALTH)
-        self._made: list[Counter | Gauge | Histogram] = []
         self.counters = {
             metric.name: self._keep(Counter(metric.full_name, metric.text, _names_of(metric)))
             for metric in counters
@@ -144,7 +160,10 @@ class _Collectors:
         self.histograms = {
             metric.name: self._keep(
                 Histogram(
-                    metric.full_name, metric.text, _names_of(metric), buckets=buckets[metric.name]
+                    metric.full_name,
+                    metric.text,
+                    _names_of(metric),
+                    buckets=self.buckets[metric.name],
                 )
             )
             for metric in HISTOGRAMS
@@ -177,19 +196,47 @@ def _buckets_of(
     wanted = None if config is None else config.get_extra_config_value(key)
     if wanted is None:
         return metric.buckets
+    is_row = isinstance(wanted, (list, tuple)) and all(
+        isinstance(bound, (int, float)) and not isinstance(bound, bool) for bound in wanted
+    )
+    bounds = _as_floats(wanted) if is_row else []
+    finite = bounds[:-1] if bounds[-1:] == [math.inf] else bounds
+    if not finite or not all(map(math.isfinite, finite)) or finite != sorted(set(finite)):
+        raise ConfigError(
+            f"extra_config {key}={wanted!r} must be a list of rising finite numbers; the last one "
+            "may be inf"
+        )
+    return tuple(bounds)
+
+
+def _as_floats(numbers: "list[float] | tuple[float, ...]") -> list[float]:
     try:
-        buckets = tuple(float(bound) for bound in wanted)
-    except (TypeError, ValueError):
-        buckets = ()
-    if not buckets or list(buckets) != sorted(set(buckets)):
-        raise ConfigError(f"extra_config {key}={wanted!r} must be a list of rising numbers")
-    return buckets
+        return [float(number) for number in numbers]
+    except OverflowError:  # an int beyond every float
+        return []
+
+
+def _shared_collectors(buckets: Mapping[str, tuple[float, ...]]) -> _Collectors | None:
+    """Return the metrics of the process, made by the first who asks; None if a name is taken."""
+    with PrometheusLogger._class_lock:
+        if PrometheusLogger._collectors is None:
+            try:
+                PrometheusLogger._collectors = _Collectors(buckets)
+            except ValueError as error:  # how the client tells of a name that is taken
+                logger.error(
+                    "this engine exports no metrics, because something else in this process has "
+                    "registered one of their names: %s",
+                    error,
+                )
+        return PrometheusLogger._collectors
 
 
 class PrometheusLogger:
     """Adds one engine's numbers to the metrics of the process.
 
-    Making a second one, for the same engine or another, shares what is registered.
+    Making a second one, for the same engine or another, shares what is registered. Where somebody
+    else has registered one of our names, the logger exports nothing: one line says so, and none of
+    ours is left in the registry.
 
     Args:
         metadata: Gives the labels.
@@ -198,25 +245,28 @@ class PrometheusLogger:
     Raises:
         ConfigError: Buckets that are no list of rising numbers.
 
+    Attributes:
+        is_exporting: Whether the metrics could be registered.
+
     Threads: safe from any thread. `_lock` guards `_totals`; `_class_lock` the shared members.
     """
 
     _class_lock = threading.Lock()
     _instances: "ClassVar[dict[_Labels, PrometheusLogger]]" = {}
-    _collectors: "ClassVar[_Collectors | None]" = None
+    _collectors: "ClassVar[_Collectors | None]" = (
+        None if _EARLIER_LOGGER is None else _EARLIER_LOGGER._collectors
+    )
 
     def __init__(self, metadata: EngineNames, config: "LMCacheEngineConfig | None" = None) -> None:
-        self.labels = dict(zip(_ENGINE_LABELS, _labels_of(metadata), strict=True))
+        self.labels = dict(zip(_ENGINE_LABELS, engine_labels(metadata), strict=True))
         self._label_values = tuple(self.labels.values())
         self._lock = threading.Lock()
         # What was exported of each manager's totals, for as long as the manager lives.
         self._totals: weakref.WeakKeyDictionary[GaugeSource, _Totals] = weakref.WeakKeyDictionary()
         buckets = _all_buckets(config)
-        with PrometheusLogger._class_lock:
-            if PrometheusLogger._collectors is None:
-                PrometheusLogger._collectors = _Collectors(buckets)
-            self._shared = PrometheusLogger._collectors
-        if self._shared.buckets != buckets:
+        self._shared = _shared_collectors(buckets)
+        self.is_exporting = self._shared is not None
+        if self._shared is not None and self._shared.buckets != buckets:
             logger.warning(
                 "histogram_bucket_* settings differ from those of the first engine of this "
                 "process, whose histograms are shared: the first ones hold"
@@ -232,13 +282,14 @@ class PrometheusLogger:
             ConfigError: As the constructor.
         """
         _all_buckets(config)
-        labels = _labels_of(metadata)
-        made = PrometheusLogger._instances.get(labels)
-        if made is None:
-            made = PrometheusLogger._instances.setdefault(
-                labels, PrometheusLogger(metadata, config)
-            )
-        return made
+        labels = engine_labels(metadata)
+        known = PrometheusLogger._instances.get(labels)
+        if known is not None:
+            return known
+        made = PrometheusLogger(metadata, config)
+        if not made.is_exporting:  # not kept: for the next engine the name may be free
+            return made
+        return PrometheusLogger._instances.setdefault(labels, made)
 
     @staticmethod
     def GetInstance() -> "PrometheusLogger | None":  # noqa: N802
@@ -260,40 +311,76 @@ class PrometheusLogger:
         gauges: ManagerGauges | None = None,
         is_healthy: bool | None = None,
     ) -> None:
-        """Add an interval's numbers.
+        """Add an interval's numbers: all of them, or none when it raises.
 
         Args:
             stats: The interval's; each is to be given once.
             gauges: The manager's, as often as liked: totals are exported by what they grew.
             is_healthy: The engine's own word; None leaves the metric as it is.
+
+        Raises:
+            OSError: The files of a process among several cannot be written.
         """
+        if self._shared is None:
+            return
+        # Finding a series makes it, and may fail; adding to one that was found does not.
+        steps = self._interval_steps(self._shared, stats)
+        if gauges is not None:
+            steps += self._total_steps(self._shared, gauges)
+            steps += self._gauge_steps(self._shared, MANAGER_GAUGES, gauges)
+        if is_healthy is not None:
+            steps += self._gauge_steps(self._shared, (HEALTH,), is_healthy)
+        for step in steps:
+            step()
+
+    def remove_gauges(self) -> None:
+        """Take the series of this engine's gauges out of the registry; its counters stay.
+
+        The files of a process among several keep a series for good: there they are set to 0.
+        """
+        if self._shared is None:
+            return
+        for gauge in self._shared.gauges.values():
+            if values.ValueClass is values.MutexValue:
+                gauge.remove(*self._label_values)
+            else:
+                gauge.labels(*self._label_values).set(0)
+
+    def _interval_steps(self, shared: _Collectors, stats: LMCacheStats) -> list[_Step]:
+        steps: list[_Step] = []
         for counter in INTERVAL_COUNTERS:
             number = counter.read(stats)
             if number or not counter.is_optional:
-                self._shared.counters[counter.name].labels(*self._label_values).inc(number)
+                series = shared.counters[counter.name].labels(*self._label_values)
+                steps.append(partial(series.inc, number))
         for histogram in HISTOGRAMS:
-            child = self._shared.histograms[histogram.name].labels(*self._label_values)
-            for value in histogram.read(stats):
-                child.observe(value)
-        self._set_gauges(INTERVAL_GAUGES, stats)
-        if gauges is not None:
-            self._add_totals(gauges)
-            self._set_gauges(MANAGER_GAUGES, gauges)
-        if is_healthy is not None:
-            self._set_gauges((HEALTH,), is_healthy)
+            child = shared.histograms[histogram.name].labels(*self._label_values)
+            steps.extend(partial(child.observe, value) for value in histogram.read(stats))
+        return steps + self._gauge_steps(shared, INTERVAL_GAUGES, stats)
 
-    def _set_gauges(self, metrics: tuple[Metric[_Source, float], ...], source: _Source) -> None:
-        for metric in metrics:
-            child = self._shared.gauges[metric.name].labels(*self._label_values)
-            child.set(metric.read(source))
+    def _gauge_steps(
+        self, shared: _Collectors, metrics: tuple[Metric[_Source, float], ...], source: _Source
+    ) -> list[_Step]:
+        return [
+            partial(shared.gauges[metric.name].labels(*self._label_values).set, metric.read(source))
+            for metric in metrics
+        ]
 
-    def _add_totals(self, gauges: ManagerGauges) -> None:
+    def _total_steps(self, shared: _Collectors, gauges: ManagerGauges) -> list[_Step]:
+        steps: list[_Step] = []
+        for metric in TOTAL_COUNTERS:
+            totals: Mapping[_Labels, int] = metric.read(gauges)
+            for label_values, total in totals.items():
+                child = shared.counters[metric.name].labels(*self._label_values, *label_values)
+                key = metric.name, label_values
+                steps.append(partial(self._add_growth, gauges.source, key, total, child))
+        return steps
+
+    def _add_growth(
+        self, source: GaugeSource, key: tuple[str, _Labels], total: int, series: Counter
+    ) -> None:
         with self._lock:
-            exported = self._totals.setdefault(gauges.source, {})
-            for metric in TOTAL_COUNTERS:
-                totals: Mapping[_Labels, int] = metric.read(gauges)
-                for values, total in totals.items():
-                    known = exported.get((metric.name, values), 0)
-                    child = self._shared.counters[metric.name].labels(*self._label_values, *values)
-                    child.inc(max(0, total - known))
-                    exported[metric.name, values] = max(known, total)
+            exported = self._totals.setdefault(source, {})
+            known = exported.get(key, 0)
+            series.inc(max(0, total - known))
+            exported[key] = max(known, total)

@@ -28,13 +28,11 @@ struct ObjectBatch {
   const uint64_t* addresses;
   const uint64_t* sizes;   // bytes
   const uint64_t* counts;  // ids
+  const uint64_t* skips;   // leading ids of each object whose items are neither read nor written
   size_t num_objects;
-  const int64_t* ids;  // kLeftOut (scatter only): leave the item out
+  const int64_t* ids;  // those that are skipped are not looked at
   size_t num_ids;
 };
-
-// No id that a caller could mean: a stray -1 must be an error, not an item that is left out.
-constexpr int64_t kLeftOut = INT64_MIN;
 
 enum class Direction { kGather, kScatter };  // slots to objects, objects to slots
 

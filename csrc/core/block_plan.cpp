@@ -111,6 +111,11 @@ bool BlockPlan::read_objects(const ObjectBatch& batch) {
       return fail(item("counts", m) + ": the counts ask for more ids than the " +
                   std::to_string(batch.num_ids) + " given");
     }
+    const uint64_t skip = batch.skips[m];
+    if (skip > count) {
+      return fail(item("skips", m) + " is " + std::to_string(skip) + ": the object has only " +
+                  std::to_string(count) + " ids");
+    }
     uint64_t wanted = 0;
     if (__builtin_mul_overflow(count, item_bytes_, &wanted) || wanted != size) {
       return fail(item("sizes", m) + " is " + std::to_string(size) + ", but " +
@@ -126,7 +131,7 @@ bool BlockPlan::read_objects(const ObjectBatch& batch) {
       return fail(item("sizes", m) + ": the object leaves the address space; check its address");
     }
     objects.push_back({address, count, total_bytes, runs.size(), 0, inner_runs.size(), 0});
-    if (!read_ids(batch, first, count)) return false;
+    if (!read_ids(batch, first, first + skip, first + count)) return false;
     objects.back().end_run = runs.size();
     objects.back().end_inner_run = inner_runs.size();
     total_bytes += size;
@@ -137,11 +142,11 @@ bool BlockPlan::read_objects(const ObjectBatch& batch) {
               std::to_string(batch.num_ids) + " were given; counts must add up to the ids");
 }
 
-bool BlockPlan::read_ids(const ObjectBatch& batch, size_t first, uint64_t count) {
-  IdRange range{0, 0, first};
+bool BlockPlan::read_ids(const ObjectBatch& batch, size_t first, size_t begin, size_t end) {
+  IdRange range{0, 0, begin};
   int64_t previous =
       ranges_.empty() ? -1 : ranges_.back().first_id + int64_t(ranges_.back().length) - 1;
-  for (size_t i = first; i < first + count; ++i) {
+  for (size_t i = begin; i < end; ++i) {
     // volatile: what was checked is what is used, even if somebody writes to the array meanwhile
     const int64_t id = const_cast<const volatile int64_t*>(batch.ids)[i];
     if (range.length > 0 && id == range.first_id + int64_t(range.length)) {
@@ -155,16 +160,11 @@ bool BlockPlan::read_ids(const ObjectBatch& batch, size_t first, uint64_t count)
       previous = range.first_id + int64_t(range.length) - 1;
     }
     range = {id, 1, i};
-    if (id == kLeftOut && direction_ == Direction::kScatter) {
-      range.length = 0;
-      continue;
-    }
     if (id < 0 || uint64_t(id) >= num_slots_) {
       return fail(item("ids", i) + " is " + std::to_string(id) +
                   ": it must be at least 0 and below "
                   "num_slots, " +
-                  std::to_string(num_slots_) +
-                  (id == kLeftOut ? "; only scatter may leave items out" : ""));
+                  std::to_string(num_slots_));
     }
     rising_ &= id > previous;
   }

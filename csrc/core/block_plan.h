@@ -63,7 +63,8 @@ class BlockPlan {
   bool read_layout(const SlotLayout& layout, bool is_used);
   bool check_part(size_t index, const Part& part);
   bool read_objects(const ObjectBatch& batch);
-  bool read_ids(const ObjectBatch& batch, size_t first, uint64_t count);
+  // The ids [begin, end) of the object whose ids begin at `first`.
+  bool read_ids(const ObjectBatch& batch, size_t first, size_t begin, size_t end);
   void add_range(const IdRange& range, uint64_t position);
   bool check_objects_apart();
   bool check_ids_differ();

@@ -51,6 +51,21 @@ class CpuTierGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class PinTotals:
+    """What the pin tables of tiers that know no pin owners add up to.
+
+    Attributes:
+        num_pins: Pins that lookups hold now.
+        forced_releases: Pins that were released because they exceeded their time.
+        unmatched_releases: Releases of pins that were not there.
+    """
+
+    num_pins: int = 0
+    forced_releases: int = 0
+    unmatched_releases: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ManagerGauges:
     """One manager's totals and readings. Each number is exact; they are not all of one moment.
 
@@ -66,6 +81,7 @@ class ManagerGauges:
         event_lag_seconds: Age of the oldest of them; 0 when there is none.
         tier_errors: Calls of a tier that raised and counted as a miss.
         cpu: The CPU tier's.
+        plugin_pins: Of the tiers that know no pin owners; the CPU tier's pins are not among them.
     """
 
     source: GaugeSource = field(repr=False, compare=False)
@@ -78,3 +94,4 @@ class ManagerGauges:
     event_lag_seconds: float
     tier_errors: int
     cpu: CpuTierGauges
+    plugin_pins: PinTotals = PinTotals()

@@ -50,23 +50,33 @@ class BlockLayout:
     tensors: tuple[torch.Tensor, ...] = field(default=(), repr=False)
 
     @classmethod
-    def from_views(cls, views: Sequence[torch.Tensor], parts_per_group: int = 1) -> "BlockLayout":
+    def from_views(
+        cls,
+        views: Sequence[torch.Tensor],
+        parts_per_group: int = 1,
+        *,
+        may_repeat: bool = False,
+    ) -> "BlockLayout":
         """Describe paged tensors.
 
         Args:
             views: One a segment, [num_blocks, slots_per_block, ...], on the CPU; what is behind the
                 second axis must be contiguous, the first two may have any stride.
             parts_per_group: Views that alternate in an object, slot by slot.
+            may_repeat: A view may be given again, as by layers that share their KV. An object then
+                holds its bytes twice, and what is scattered last stays.
 
         Raises:
             ValueError: No view, a view elsewhere than on the CPU, an item that is not contiguous,
-                or views of unequal block counts or sizes.
+                views of unequal block counts or sizes, or slots that share bytes, of one view or
+                of two.
+            TypeError: A view that is no tensor.
         """
         if not views:
             raise ValueError("a layout needs at least one view")
         for index, view in enumerate(views):
             _check_view(index, view, views[0])
-        return cls(
+        layout = cls(
             array("Q", [view.data_ptr() for view in views]),
             array("Q", [view[0, 0].nbytes for view in views]),
             array("q", [view.stride(1) * view.itemsize for view in views]),
@@ -76,6 +86,15 @@ class BlockLayout:
             parts_per_group,
             tuple(views),
         )
+        apart = layout
+        if may_repeat:
+            distinct = {(view.data_ptr(), view.stride()): view for view in views}
+            if len(distinct) < len(views):
+                apart = cls.from_views(list(distinct.values()))
+        overlap = native.find_overlap(*apart.addressing)
+        if overlap:
+            raise ValueError(f"{overlap}; every slot needs bytes of its own")
+        return layout
 
     @classmethod
     def from_blocks(
@@ -88,10 +107,24 @@ class BlockLayout:
             block_major: An object holds block after block; else segment after segment.
 
         Raises:
-            ValueError: As for `from_views`.
+            ValueError, TypeError: As for `from_views`.
         """
+        for index, segment in enumerate(segments):
+            _check_segment(index, segment)
         views = [segment.unsqueeze(1) for segment in segments]
         return cls.from_views(views, len(views) if block_major else 1)
+
+    @property
+    def addressing(self) -> "tuple[_Array, _Array, _Array, _Array, int, int]":
+        """Where the slots are, as the native calls take it."""
+        return (
+            self.bases,
+            self.item_bytes,
+            self.slot_strides,
+            self.block_strides,
+            self.slots_per_block,
+            self.num_slots,
+        )
 
     @property
     def item_bytes_total(self) -> int:
@@ -105,6 +138,7 @@ def gather(
     counts: Iterable[int],
     layout: BlockLayout,
     num_threads: int = 1,
+    skips: Iterable[int] | None = None,
 ) -> None:
     """Copy slots into memory objects, without the interpreter's lock.
 
@@ -114,15 +148,20 @@ def gather(
         counts: How many ids each object has.
         layout: Where the slots are.
         num_threads: Threads that share a large batch.
+        skips: How many leading ids of each object are left out: nobody looks at them, and their
+            items are neither read nor written. None: no id of any object.
 
     Raises:
         ValueError: An object that is freed or not on the host, a size that does not fit its count,
-            an id out of range, or objects that share bytes. Nothing was copied.
-        TypeError: Ids of another type.
+            a skip beyond its count, an id out of range, objects that share bytes, or less than one
+            thread. Nothing was copied.
+        TypeError: Ids or a number of threads of another type.
 
     Threads: safe, as long as nobody writes to the slots or the objects meanwhile.
     """
-    native.gather(*_arguments(memory_objs, slot_ids, counts, layout), num_threads)
+    native.gather(
+        *_arguments(memory_objs, slot_ids, counts, skips, layout), check_num_threads(num_threads)
+    )
 
 
 def scatter(
@@ -131,21 +170,22 @@ def scatter(
     counts: Iterable[int],
     layout: BlockLayout,
     num_threads: int = 1,
+    skips: Iterable[int] | None = None,
 ) -> None:
     """Copy memory objects into slots: `gather` the other way round.
-
-    An id of `LEFT_OUT_ID` leaves that item of the object out.
 
     Raises:
         ValueError: As for `gather`; also an id that is there twice. Nothing was copied.
         TypeError: Ids of another type.
     """
-    native.scatter(*_arguments(memory_objs, slot_ids, counts, layout), num_threads)
+    native.scatter(
+        *_arguments(memory_objs, slot_ids, counts, skips, layout), check_num_threads(num_threads)
+    )
 
 
 _Array: TypeAlias = "array[int]"
 _NativeArguments: TypeAlias = tuple[
-    _Array, _Array, _Array, SlotIds, _Array, _Array, _Array, _Array, int, int, int
+    _Array, _Array, _Array, _Array, SlotIds, _Array, _Array, _Array, _Array, int, int, int
 ]
 
 
@@ -153,6 +193,7 @@ def _arguments(
     memory_objs: Sequence[MemoryObj],
     slot_ids: SlotIds,
     counts: Iterable[int],
+    skips: Iterable[int] | None,
     layout: BlockLayout,
 ) -> _NativeArguments:
     for index, memory_obj in enumerate(memory_objs):
@@ -164,13 +205,9 @@ def _arguments(
         array("Q", [memory_obj.data_ptr for memory_obj in memory_objs]),
         array("Q", [memory_obj.get_size() for memory_obj in memory_objs]),
         array("Q", counts),
+        array("Q", bytes(8 * len(memory_objs)) if skips is None else skips),
         _checked_ids(slot_ids),
-        layout.bases,
-        layout.item_bytes,
-        layout.slot_strides,
-        layout.block_strides,
-        layout.slots_per_block,
-        layout.num_slots,
+        *layout.addressing,
         layout.parts_per_group,
     )
 
@@ -189,7 +226,29 @@ def _checked_ids(slot_ids: SlotIds) -> SlotIds:
     return slot_ids
 
 
+def check_num_threads(num_threads: object) -> int:
+    """Return the number of threads that share a copy.
+
+    Raises:
+        TypeError: No int.
+        ValueError: Less than 1.
+    """
+    if not isinstance(num_threads, int) or isinstance(num_threads, bool):
+        raise TypeError(f"num_threads must be an int, not {num_threads!r}")
+    if not 1 <= num_threads <= _MOST_THREADS:
+        raise ValueError(f"num_threads must be from 1 to {_MOST_THREADS}, not {num_threads}")
+    return num_threads
+
+
+def _check_segment(index: int, segment: torch.Tensor) -> None:
+    if not isinstance(segment, torch.Tensor):
+        raise TypeError(f"segment {index} must be a tensor, not {type(segment).__name__}")
+    if segment.dim() == 0:
+        raise ValueError(f"segment {index} of shape () has no slots")
+
+
 def _check_view(index: int, view: torch.Tensor, first: torch.Tensor) -> None:
+    _check_segment(index, view)
     if not view.is_cpu:
         raise ValueError(f"segment {index} is on {view.device}; {_CPU_CORE_ONLY}")
     if view.dim() < 2 or 0 in view.shape:
@@ -206,4 +265,5 @@ def _check_view(index: int, view: torch.Tensor, first: torch.Tensor) -> None:
         )
 
 
+_MOST_THREADS = 1024
 _CPU_CORE_ONLY = "this build has the CPU core only"

@@ -4,7 +4,6 @@ import atexit
 
 try:
     from lmcache._native import (
-        LEFT_OUT_ID,
         AddressRanges,
         Block,
         EventReader,
@@ -19,6 +18,7 @@ try:
         check_keys,
         check_pairs,
         copy_batch,
+        find_overlap,
         gather,
         leave_native_regions,
         make_keys,
@@ -36,7 +36,6 @@ __all__ = [
     "AddressRanges",
     "Block",
     "EventReader",
-    "LEFT_OUT_ID",
     "HandleOrder",
     "HostPages",
     "HotIndex",
@@ -48,6 +47,7 @@ __all__ = [
     "check_keys",
     "check_pairs",
     "copy_batch",
+    "find_overlap",
     "gather",
     "make_keys",
     "pack_int64",

@@ -25,7 +25,7 @@ class StoreDone:
 
     Attributes:
         requested_tokens: Tokens the mask asked to store.
-        stored_tokens: Tokens whose KV was copied and put.
+        stored_tokens: Tokens whose KV was copied and handed to the tiers.
         resident_tokens: Tokens that were there already and were refreshed instead. Those behind
             the point where memory ended count as neither.
         seconds: From call to return.

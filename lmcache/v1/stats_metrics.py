@@ -55,13 +55,21 @@ class Metric(Generic[_Source, _Value]):
 
 INTERVAL_COUNTERS: tuple[Metric[LMCacheStats, int], ...] = (
     Metric("num_retrieve_requests", "Retrieves", lambda s: s.interval_retrieve_requests),
-    Metric("num_store_requests", "Stores", lambda s: s.interval_store_requests),
+    Metric(
+        "num_store_requests",
+        "Stores, but for those made while frozen or with no tier to store to",
+        lambda s: s.interval_store_requests,
+    ),
     Metric("num_lookup_requests", "Lookups", lambda s: s.interval_lookup_requests),
     Metric(
         "num_requested_tokens", "Tokens asked of retrieves", lambda s: s.interval_requested_tokens
     ),
     Metric("num_hit_tokens", "Tokens that retrieves loaded", lambda s: s.interval_hit_tokens),
-    Metric("num_stored_tokens", "Tokens copied and put", lambda s: s.interval_stored_tokens),
+    Metric(
+        "num_stored_tokens",
+        "Tokens copied and handed to the tiers, whether or not one kept them",
+        lambda s: s.interval_stored_tokens,
+    ),
     Metric(
         "num_resident_tokens",
         "Tokens of stores that were resident and were refreshed instead of copied",
@@ -122,7 +130,7 @@ TOTAL_COUNTERS: tuple[Metric[ManagerGauges, Mapping[tuple[str, ...], int]], ...]
     Metric(
         "forced_unpin_count",
         "Pins released because they exceeded pin_timeout_sec",
-        lambda g: {(): g.cpu.forced_releases},
+        lambda g: {(): g.cpu.forced_releases + g.plugin_pins.forced_releases},
     ),
     Metric(
         "touches",
@@ -170,7 +178,7 @@ TOTAL_COUNTERS: tuple[Metric[ManagerGauges, Mapping[tuple[str, ...], int]], ...]
     Metric(
         "unmatched_unpins",
         "Releases of pins that were not there",
-        lambda g: {(): g.cpu.unmatched_releases},
+        lambda g: {(): g.cpu.unmatched_releases + g.plugin_pins.unmatched_releases},
     ),
     Metric(
         "tier_errors",
@@ -219,8 +227,8 @@ MANAGER_GAUGES: tuple[Metric[ManagerGauges, float], ...] = (
     ),
     Metric(
         "pin_monitor_pinned_objects_count",
-        "Pins of lookups, which expire after pin_timeout_sec",
-        lambda g: g.cpu.num_pins,
+        "Pins of lookups in all tiers, which expire after pin_timeout_sec",
+        lambda g: g.cpu.num_pins + g.plugin_pins.num_pins,
     ),
     Metric("pool_capacity_bytes", "Bytes of the CPU pool", lambda g: g.cpu.capacity_bytes),
     Metric("pool_used_bytes", "Bytes of the CPU pool in use", lambda g: g.cpu.used_bytes),

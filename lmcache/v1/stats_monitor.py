@@ -24,7 +24,8 @@ class LMCacheStats:
 
     Attributes:
         interval_requested_tokens, interval_hit_tokens: Of retrieves.
-        interval_stored_tokens: Copied and put; what was resident is in `interval_resident_tokens`.
+        interval_stored_tokens: Copied and handed to the tiers, whether or not one kept them; what
+            was resident is in `interval_resident_tokens`.
         interval_lookup_tokens, interval_lookup_hits: Tokens looked up, and found.
         interval_vllm_hit_tokens, interval_prompt_tokens: As the serving engine reported them.
         interval_num_slow_retrieval_by_time, interval_num_slow_retrieval_by_speed: Retrieves past
@@ -66,8 +67,8 @@ class LMCacheStats:
     interval_lookup_hit_rates: list[float]
 
 
-class _Interval:
-    """Sums and samples since the last reading."""
+class Interval:
+    """Sums and samples since the last reading. Threads: its owner's only."""
 
     def __init__(self) -> None:
         self.num_lookups = self.lookup_tokens = self.lookup_hits = self.num_0_hit_lookups = 0
@@ -78,6 +79,15 @@ class _Interval:
         self.lookups: deque[LookupDone] = deque(maxlen=MAX_SAMPLES)
         self.stores: deque[StoreDone] = deque(maxlen=MAX_SAMPLES)
         self.retrieves: deque[RetrieveDone] = deque(maxlen=MAX_SAMPLES)
+
+    def put_before(self, earlier: "Interval") -> None:
+        """Make this interval begin where `earlier` did; of the samples the newest are kept."""
+        own = vars(self)
+        for name, old in vars(earlier).items():
+            if isinstance(old, deque):
+                own[name] = deque([*old, *own[name]], maxlen=MAX_SAMPLES)
+            else:
+                own[name] += old
 
     def stats(self) -> LMCacheStats:
         """Return the interval as its readers know it."""
@@ -136,7 +146,7 @@ class StatsMonitor:
         self.retrieve_token_speed_threshold = -1.0
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._interval = _Interval()
+        self._interval = Interval()
         self._next_warning_s = 0.0
         self._num_unlogged = 0
 
@@ -208,9 +218,18 @@ class StatsMonitor:
 
     def get_stats_and_clear(self) -> LMCacheStats:
         """Return what was counted since the last call, and begin anew."""
+        return self.take_interval().stats()
+
+    def take_interval(self) -> Interval:
+        """Like `get_stats_and_clear`, but what it gives can be put back."""
         with self._lock:
-            interval, self._interval = self._interval, _Interval()
-        return interval.stats()
+            interval, self._interval = self._interval, Interval()
+        return interval
+
+    def put_back(self, interval: Interval) -> None:
+        """Count a taken interval again, as what happened before the present one."""
+        with self._lock:
+            self._interval.put_before(interval)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -47,7 +47,7 @@ void pieces_of_all_alignments() {
 }
 
 struct Case {
-  std::vector<uint64_t> base, item_bytes, addresses, sizes, counts;
+  std::vector<uint64_t> base, item_bytes, addresses, sizes, counts, skips;
   std::vector<int64_t> slot_stride, block_stride, ids;
   uint64_t slots_per_block = 1, num_slots = 0, parts_per_group = 1;
   Bytes device, objects;
@@ -57,7 +57,7 @@ struct Case {
             base.size(), slots_per_block,   num_slots,          parts_per_group};
   }
   ObjectBatch batch() const {
-    return {addresses.data(), sizes.data(), counts.data(),
+    return {addresses.data(), sizes.data(), counts.data(), skips.data(),
             addresses.size(), ids.data(),   ids.size()};
   }
 };
@@ -100,6 +100,7 @@ Case random_case(Numbers& numbers, uint64_t largest_item) {
     object_bytes += numbers.below(3);
     made.addresses.push_back(object_bytes);
     made.counts.push_back(count);
+    made.skips.push_back(0);
     made.sizes.push_back(count * item_total);
     object_bytes += count * item_total;
     left -= count;
@@ -122,7 +123,7 @@ void each_item(const Case& c, Copy copy) {
         for (size_t i = group; i < group + c.parts_per_group; ++i) {
           const int64_t block = c.ids[j] / static_cast<int64_t>(c.slots_per_block);
           const int64_t slot = c.ids[j] % static_cast<int64_t>(c.slots_per_block);
-          if (c.ids[j] >= 0) {
+          if (j - first >= c.skips[m]) {
             copy(object,
                  reinterpret_cast<char*>(c.base[i] + block * c.block_stride[i] +
                                          slot * c.slot_stride[i]),
@@ -146,8 +147,10 @@ void both_directions(uint64_t seed, uint64_t largest_item, unsigned num_threads)
   CHECK(copy_blocks(Direction::kGather, c.layout(), c.batch(), num_threads).empty());
   CHECK(c.objects == gathered && c.device == device);
 
-  for (int64_t& id : c.ids) {
-    if (numbers.below(5) == 0) id = kLeftOut;
+  size_t first = 0;
+  for (size_t m = 0; m < c.counts.size(); first += c.counts[m++]) {
+    c.skips[m] = numbers.below(2) ? 0 : numbers.below(c.counts[m] + 1);
+    std::fill_n(c.ids.begin() + first, c.skips[m], -1);
   }
   std::copy(objects.begin(), objects.end(), c.objects.begin());
   each_item(c, [](char* object, char* slot, size_t size) { std::memcpy(slot, object, size); });
@@ -161,20 +164,20 @@ void both_directions(uint64_t seed, uint64_t largest_item, unsigned num_threads)
 BlockPlan plan_of(std::vector<int64_t> ids, uint64_t slots_per_block, int64_t block_stride,
                   Direction direction = Direction::kScatter) {
   const uint64_t base = 4096, item = 8, address = 1 << 20, size = 8 * ids.size(),
-                 count = ids.size();
+                 count = ids.size(), skip = 0;
   const int64_t slot_stride = 8;
   return BlockPlan(direction,
                    {&base, &item, &slot_stride, &block_stride, 1, slots_per_block, 64, 1},
-                   {&address, &size, &count, 1, ids.data(), ids.size()});
+                   {&address, &size, &count, &skip, 1, ids.data(), ids.size()});
 }
 
 void runs_are_as_long_as_memory_allows() {
-  const std::vector<int64_t> ids = {2, 3, 4, 5, 6, 20, 21, kLeftOut, 22, 9};
+  const std::vector<int64_t> ids = {2, 3, 4, 5, 6, 20, 21, 40, 22, 9};
   const BlockPlan linear = plan_of(ids, 4, 32), gapped = plan_of(ids, 4, 40);
   CHECK(linear.error.empty() && gapped.error.empty());
-  CHECK(linear.runs.size() == 4 && linear.inner_runs.empty());
-  CHECK(linear.runs[0].length == 5 && linear.runs[1].position == 5 && linear.runs[2].position == 8);
-  CHECK(gapped.inner_runs.size() == 5);
+  CHECK(linear.runs.size() == 5 && linear.inner_runs.empty());
+  CHECK(linear.runs[0].length == 5 && linear.runs[1].position == 5 && linear.runs[3].position == 8);
+  CHECK(gapped.inner_runs.size() == 6);
   CHECK(gapped.inner_runs[0].length == 2 && gapped.inner_runs[1].length == 3);
   CHECK(gapped.inner_runs[1].block == 1 && gapped.inner_runs[1].slot == 0);
   const BlockPlan raw = plan_of({5, 6, 7}, 1, -8);
@@ -184,7 +187,7 @@ void runs_are_as_long_as_memory_allows() {
 void what_is_wrong_is_said() {
   CHECK(plan_of({1, 64}, 4, 32).error.find("ids[1] is 64") == 0);
   CHECK(plan_of({62, 63, 64}, 4, 32).error.find("ids[2] is 64") == 0);
-  CHECK(plan_of({1, kLeftOut}, 4, 32, Direction::kGather).error.find("ids[1] is -9") == 0);
+  CHECK(plan_of({1, INT64_MIN}, 4, 32).error.find("ids[1] is -9") == 0);
   CHECK(plan_of({1, -1}, 4, 32, Direction::kScatter).error.find("ids[1] is -1") == 0);
   CHECK(plan_of({5, 6, 7, 6}, 4, 32).error.find("ids[3] is 6, as ids[1]") == 0);
   CHECK(plan_of({5, 6, 7, 6}, 4, 32, Direction::kGather).error.empty());

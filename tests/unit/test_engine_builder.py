@@ -1,6 +1,7 @@
 """The builder: one engine an id, its statistics exported, and nothing left behind."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -8,8 +9,10 @@ import threading
 import pytest
 from builders import CHUNK_TOKENS, make_config, make_metadata
 from engine_builders import AtomMetadata, Prompt, store
-from prometheus_client import REGISTRY
+from fakes import OldPlugin
+from prometheus_client import REGISTRY, Gauge
 
+from lmcache.observability import LMCStatsMonitor, engine_labels
 from lmcache.v1.cache_engine import LMCacheEngineBuilder
 from lmcache.v1.errors import ConfigError
 
@@ -95,6 +98,209 @@ def test_garbage_collection_is_switched_off_only_where_the_setting_says_so(ids, 
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+# --- equal labels ---------------------------------------------------------------------------------
+def lookups():
+    return sample("lmcache:num_lookup_requests_total", 0) or 0
+
+
+def test_an_engine_keeps_its_monitor_when_another_of_its_labels_is_destroyed(ids, connector):
+    first, _ = (build(name, connector) for name in ids)
+    first.post_init()
+    monitor = LMCStatsMonitor.GetOrCreate(first.metadata)
+    before = lookups()
+
+    LMCacheEngineBuilder.destroy(ids[1])
+    assert LMCStatsMonitor.GetOrCreate(first.metadata) is monitor
+    first.lookup(Prompt(1, N).tokens)
+    LMCacheEngineBuilder.destroy(ids[0])
+
+    assert lookups() == before + 1
+    assert LMCStatsMonitor.GetOrCreate(first.metadata) is not monitor
+    LMCStatsMonitor.DestroyInstance(first.metadata)
+
+
+def test_an_engine_keeps_its_monitor_when_another_of_its_labels_cannot_be_made(ids, connector):
+    metadata = build(ids[0], connector).metadata
+    monitor = LMCStatsMonitor.GetOrCreate(metadata)
+
+    with pytest.raises(ConfigError):
+        build(ids[1], connector, extra_config={"histogram_bucket_time_to_store": "123"})
+
+    assert LMCStatsMonitor.GetOrCreate(metadata) is monitor
+
+
+def test_an_engine_that_cannot_be_made_leaves_no_monitor(connector):
+    metadata = AtomMetadata(make_metadata(worker_id=7))
+    with pytest.raises(ConfigError):
+        LMCacheEngineBuilder.get_or_create(
+            "broken",
+            make_config(extra_config={"histogram_bucket_time_to_store": "123"}),
+            metadata,
+            connector,
+            None,
+            None,
+        )
+    assert engine_labels(metadata) not in LMCStatsMonitor._instances
+
+
+def test_engines_of_equal_labels_are_told_so_once(ids, connector, caplog):
+    build(ids[0], connector)
+    build("other", connector, worker_id=1)
+    assert "gauges show one or the other" not in caplog.text
+
+    build(ids[1], connector)
+    build(ids[1], connector)
+
+    assert caplog.text.count("gauges show one or the other") == 1
+    LMCacheEngineBuilder.destroy("other")
+
+
+def test_gauges_show_the_engine_that_is_left_of_two_with_equal_labels(ids, connector):
+    engines = [build(name, connector) for name in ids]
+    for engine in engines:
+        engine.post_init()
+    prompt = Prompt(1, 2 * N)
+    store(engines[0], prompt, connector)
+
+    LMCacheEngineBuilder.destroy(ids[1])
+
+    assert sample("lmcache:local_cpu_hot_cache_count", 0) == 2
+
+
+# --- the end of an engine -------------------------------------------------------------------------
+def removed_by_clear():
+    return REGISTRY.get_sample_value(
+        "lmcache:removals_total",
+        {
+            **dict(zip(LABELS, engine_labels(make_metadata(role="worker")), strict=True)),
+            "tier": "LocalCPUBackend",
+            "reason": "clear",
+        },
+    )
+
+
+def test_what_closing_removed_is_exported_and_no_gauge_is_left(ids, connector):
+    engine = build(ids[0], connector, max_local_cpu_size=0.001)
+    engine.post_init()
+    store(engine, Prompt(1, 2 * N), connector)
+    before = removed_by_clear() or 0
+
+    LMCacheEngineBuilder.destroy(ids[0])
+
+    assert removed_by_clear() == before + 2
+    left = [
+        family.name
+        for family in REGISTRY.collect()
+        if family.name.startswith("lmcache:") and family.type == "gauge"
+        for found in family.samples
+        if (found.labels["worker_id"], found.labels["role"]) == ("0", "worker")
+    ]
+    assert left == []
+
+
+class SlowToClose(OldPlugin):
+    """A tier that closes when it is let, and does something meanwhile."""
+
+    def __init__(self, then=None):
+        super().__init__()
+        self.is_closing, self.may_close = threading.Event(), threading.Event()
+        self.then = then
+
+    def close(self):
+        self.is_closing.set()
+        if self.then is not None:
+            self.then()
+            return
+        assert self.may_close.wait(60)
+
+
+def build_slow(name, connector, then=None):
+    engine = build(name, connector)
+    engine.post_init()
+    tier = engine.storage_manager.storage_backends["slow"] = SlowToClose(then)
+    return engine, tier
+
+
+def test_an_id_is_free_when_its_engine_is_closed_and_others_are_made_meanwhile(ids, connector):
+    old, tier = build_slow(ids[0], connector)
+    told = []
+
+    def destroy():
+        LMCacheEngineBuilder.destroy(ids[0])
+        told.append("destroyed")
+
+    def make():
+        told.append(build(ids[0], connector))
+
+    destroying, making = (threading.Thread(target=work, daemon=True) for work in (destroy, make))
+    destroying.start()
+    assert tier.is_closing.wait(60)
+    assert LMCacheEngineBuilder.get(ids[0]) is None
+    assert build(ids[1], connector, worker_id=1) is not None
+    making.start()
+    while not (LMCacheEngineBuilder._closed._waiters or told):
+        os.sched_yield()
+    assert told == []
+    tier.may_close.set()
+    destroying.join(60)
+    making.join(60)
+
+    assert len(told) == 2
+    assert LMCacheEngineBuilder.get(ids[0]) in told
+    assert LMCacheEngineBuilder.get(ids[0]) is not old
+
+
+def test_a_second_destroy_returns_when_the_engine_is_closed(ids, connector):
+    _, tier = build_slow(ids[0], connector)
+    told = []
+
+    def destroy_again():
+        LMCacheEngineBuilder.destroy(ids[0])
+        told.append(tier.may_close.is_set())
+
+    first = threading.Thread(target=LMCacheEngineBuilder.destroy, args=(ids[0],), daemon=True)
+    second = threading.Thread(target=destroy_again, daemon=True)
+    first.start()
+    assert tier.is_closing.wait(60)
+    second.start()
+    while not (LMCacheEngineBuilder._closed._waiters or told):
+        os.sched_yield()
+    tier.may_close.set()
+    first.join(60)
+    second.join(60)
+
+    assert told == [True]
+
+
+def test_the_thread_that_closes_an_engine_does_not_wait_for_itself(ids, connector):
+    told = []
+
+    def ask():
+        LMCacheEngineBuilder.destroy(ids[0])
+        try:
+            build(ids[0], connector)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    build_slow(ids[0], connector, then=ask)
+    LMCacheEngineBuilder.destroy(ids[0])
+
+    assert told == ["the engine 'first' is being closed by this very thread"]
+
+
+def test_an_engine_is_made_where_a_metric_s_name_is_taken(ids, connector, fresh_metrics, caplog):
+    taken = Gauge("lmcache:num_hit_tokens", "of somebody else")
+    try:
+        engine = build(ids[0], connector)
+        engine.post_init()
+        store(engine, Prompt(1, N), connector)
+        assert engine.lookup(Prompt(1, N).tokens) == N
+        LMCacheEngineBuilder.destroy(ids[0])
+    finally:
+        REGISTRY.unregister(taken)
+    assert caplog.text.count("exports no metrics") == 1
 
 
 UNCLOSED = """

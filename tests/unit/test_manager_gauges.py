@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import OrderedDict
 
 import pytest
 from builders import (
@@ -18,11 +19,16 @@ from builders import (
 from event_fakes import BoundedPlugin, run_together
 from fakes import FakeClock, OldPlugin, RaisingPlugin, StoredBytes
 
-from lmcache.v1.gauges import CpuTierGauges
+from lmcache.v1.gauges import CpuTierGauges, PinTotals
+from lmcache.v1.pin_table import PinOwner
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.manager_gauges import ManagerGaugesReader
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger
+from lmcache.v1.storage_backend.residency_moves import ResidencyMoves
 from lmcache.v1.storage_backend.storage_manager import StorageManager
+from lmcache.v1.storage_backend.tier_set import TierSet
+from lmcache.v1.storage_backend.tier_walk import TierWalk
 
 NO_TOUCHES = {"refreshed": 0, "present": 0, "gone": 0}
 
@@ -200,6 +206,31 @@ def test_forced_and_unmatched_releases_of_pins_are_counted(make_manager):
 
     now = sm.gauges().cpu
     assert (now.forced_releases, now.unmatched_releases) == (2, 2)
+
+
+def test_pins_in_tiers_that_know_no_owners_are_counted_beside_the_cpu_tier_s():
+    """Plug-ins written for 0.5.6: their pins have tables of the tier set's."""
+    low, lower = OldPlugin(), OldPlugin()
+    low.data.update(dict.fromkeys(keys(3)))
+    lower.data.update(dict.fromkeys(keys(2, first=9)))
+    tiers = TierSet(OrderedDict(low=low, lower=lower), ResidencyLedger(), CPU, 5.0, 3600.0)
+    walk, moves = TierWalk(tiers, CPU), ResidencyMoves(tiers, CPU)
+    reader = ManagerGaugesReader(tiers.ledger, walk, moves, tiers)
+    assert reader.read(None).plugin_pins == PinTotals()
+    walk.batched_contains(keys(3), None, True, PinOwner("a"))
+    walk.batched_contains(keys(2, first=9), None, True, PinOwner("b"))
+    assert reader.read(None).plugin_pins == PinTotals(num_pins=5)
+
+    clock = tiers.tier("low").pins.clock = FakeClock()
+    clock.advance(1e9)
+    tiers.tier("low").pins.expire()
+    walk.release_pins(keys(1), ["low"], PinOwner("a"))
+
+    now = reader.read(None)
+    assert (now.plugin_pins.num_pins, now.plugin_pins.forced_releases) == (2, 3)
+    assert now.plugin_pins.unmatched_releases == 1
+    assert now.cpu == CpuTierGauges()
+    walk.release_lookup(PinOwner("b"))
 
 
 def test_an_allocation_that_waits_in_vain_is_a_wait_and_a_failed_one(make_manager):

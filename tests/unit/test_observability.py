@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from builders import CHUNK_TOKENS, CPU, keys, make_config, make_metadata, put_all
+from builders import CHUNK_TOKENS, CPU, keys, make_metadata, put_all
 from event_fakes import run_together
 from metric_fakes import LOOKUP, RETRIEVE, STORE, gauges_of, value
-from prometheus_client import REGISTRY
 
 from lmcache.observability import LMCStatsMonitor, PrometheusLogger
 from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
-from lmcache.v1.errors import ConfigError
-from lmcache.v1.gauges import CpuTierGauges, GaugeSource
+from lmcache.v1.gauges import CpuTierGauges, GaugeSource, PinTotals
 from lmcache.v1.stats import LookupDone
 from lmcache.v1.stats_monitor import StatsMonitor
 
@@ -161,6 +159,7 @@ def test_every_manager_gauge_gets_its_number():
         event_lag_seconds=2.5,
         tier_errors=29,
         cpu=cpu,
+        plugin_pins=PinTotals(num_pins=100, forced_releases=200, unmatched_releases=300),
     )
 
     PrometheusLogger(make_metadata()).log_prometheus(StatsMonitor().get_stats_and_clear(), gauges)
@@ -173,10 +172,10 @@ def test_every_manager_gauge_gets_its_number():
         "local_cpu_hot_cache_count": 4,
         "active_memory_objs_count": 5,
         "pinned_memory_objs_count": 6,
-        "pin_monitor_pinned_objects_count": 7,
+        "pin_monitor_pinned_objects_count": 107,
         "local_cpu_keys_in_request_count": 8,
-        "forced_unpin_count_total": 9,
-        "unmatched_unpins_total": 10,
+        "forced_unpin_count_total": 209,
+        "unmatched_unpins_total": 310,
         "allocation_waits_total": 11,
         "allocation_failed_waits_total": 12,
         "allocation_failures_total": 13,
@@ -236,40 +235,6 @@ def test_loggers_are_found_again_by_their_labels():
         "role": "None",
         "served_model_name": "s",
     }
-
-
-def test_unregistering_removes_our_metrics_only():
-    PrometheusLogger(make_metadata()).log_prometheus(StatsMonitor().get_stats_and_clear())
-    others = {m.name for m in REGISTRY.collect() if not m.name.startswith("lmcache:")}
-
-    LMCStatsMonitor.unregister_all_metrics()
-
-    assert {m.name for m in REGISTRY.collect()} == others
-    assert PrometheusLogger.GetInstance() is None
-
-
-def test_buckets_can_be_set_by_extra_config(monitor):
-    config = make_config(extra_config={"histogram_bucket_time_to_lookup": [0.5, 2]})
-    monitor.lookup_done(replace(LOOKUP, seconds=1.0))
-
-    LMCacheStatsLogger(make_metadata(), monitor, config=config).log_now()
-
-    assert value("time_to_lookup_bucket", le="0.5") == 0
-    assert value("time_to_lookup_bucket", le="2.0") == 1
-    assert value("time_to_lookup_bucket", le="0.00064") is None
-    assert value("time_to_store_bucket", le="10.0") == 0
-
-
-@pytest.mark.parametrize("buckets", [[], [2, 1], [1, 1], ["a"], 5, None])
-def test_buckets_that_cannot_be_used_are_refused_before_anything_is_registered(buckets):
-    config = make_config(extra_config={"histogram_bucket_store_speed": buckets})
-
-    if buckets is None:  # not set
-        PrometheusLogger(make_metadata(), config)
-        return
-    with pytest.raises(ConfigError, match="histogram_bucket_store_speed"):
-        PrometheusLogger(make_metadata(), config)
-    PrometheusLogger(make_metadata())
 
 
 def test_exports_from_many_threads_are_exact():

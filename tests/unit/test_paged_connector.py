@@ -178,6 +178,18 @@ def test_an_object_that_does_not_fit_is_refused(connector, kvcaches, call, obj, 
         getattr(connector, call)(obj(), 0, 8, kvcaches=kvcaches, slot_mapping=SLOTS)
 
 
+def test_layers_that_share_their_kv_come_back(connector):
+    shared = torch.randn(SHAPE).bfloat16()
+    before, obj = shared.clone(), allocate(8)
+
+    connector.from_gpu(obj, 0, 8, kvcaches=[shared, shared], slot_mapping=SLOTS)
+    assert torch.equal(obj.tensor[:, 0], obj.tensor[:, 1])
+    shared.zero_()
+    connector.to_gpu(obj, 0, 8, slot_mapping=SLOTS)
+
+    assert torch.equal(flat([shared], SLOTS), flat([before], SLOTS))
+
+
 def zeros(*shape, dtype=torch.bfloat16, device="cpu"):
     return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -186,6 +198,14 @@ def zeros(*shape, dtype=torch.bfloat16, device="cpu"):
     ("layers", "message"),
     [
         (lambda good: [good], "has 1 layers, the model 2"),
+        (
+            lambda good: [zeros(*SHAPE), good.as_strided(SHAPE, (480, 24, 24, 8, 1))],
+            "kvcaches: the slots of segment 1 overlap",
+        ),
+        (lambda good: [good[:, :0]] * 2, r"layer 0 of shape \(0, 4, 3, 8\) holds no slot"),
+        (lambda good: [good, None], "kvcaches: layer 1: .*not NoneType None"),
+        (lambda good: [good, [None, good[0]]], "kvcaches: layer 1: a layer's K and V must be"),
+        (lambda good: [good, "kv"], "kvcaches: layer 1: .*not str 'kv'"),
         (lambda good: [good, good.half()], "layer 1 is .*float16.*layer 0 .*bfloat16"),
         (lambda good: [good, good[:, :4]], r"layer 1 is \(4, 4, 3, 8\).*layer 0 \(5, 4, 3, 8\)"),
         (lambda good: [good, good.to("meta")], "layer 1 is .*on meta"),
@@ -210,6 +230,35 @@ def test_kv_caches_that_cannot_be_used_are_named(connector, layers, message):
     with pytest.raises(ValueError, match=message):
         connector.initialize_kvcaches_ptr(kvcaches=layers(zeros(*SHAPE)))
     assert connector.kvcaches is None
+
+
+@pytest.mark.parametrize("kvcaches", [5, {1}, object()])
+def test_kv_caches_that_are_no_list_are_refused(connector, kvcaches):
+    with pytest.raises(TypeError, match="kvcaches must be a list or dict of layers, not "):
+        connector.initialize_kvcaches_ptr(kvcaches=kvcaches)
+
+
+@pytest.mark.parametrize("axis", [2, -1, "0", True, 0.0])
+def test_an_axis_that_cannot_tell_k_from_v_is_refused(axis):
+    with pytest.raises(ValueError, match="layout_hints: kv_axis must be 0 or 1, not "):
+        VLLMPagedMemGPUConnectorV2(HIDDEN, LAYERS, layout_hints={"kv_axis": axis})
+
+
+def test_hints_that_are_no_mapping_are_refused():
+    with pytest.raises(TypeError, match="layout_hints must be a mapping, not 'NHD'"):
+        VLLMPagedMemGPUConnectorV2(HIDDEN, LAYERS, layout_hints="NHD")
+
+
+@pytest.mark.parametrize("num_threads", ["2", True, None])
+def test_a_number_of_threads_that_is_none_is_refused(num_threads):
+    with pytest.raises(TypeError, match="num_threads must be an int"):
+        VLLMPagedMemGPUConnectorV2(HIDDEN, LAYERS, num_threads=num_threads)
+
+
+def test_an_mla_layer_without_blocks_is_refused():
+    connector = VLLMPagedMemGPUConnectorV2(HIDDEN, LAYERS, use_mla=True)
+    with pytest.raises(ValueError, match="layer 0 of shape .* holds no slot"):
+        connector.initialize_kvcaches_ptr(kvcaches=[zeros(0, 4, HIDDEN)] * 2)
 
 
 def test_mla_wants_one_flat_tensor_a_layer():

@@ -125,11 +125,32 @@ def test_segments_that_cannot_be_used_are_refused(segments):
         ([segments[0].to("meta")], 4, "CPU core only"),
         ([segments[0][:, ::2]], 4, "must be contiguous"),
         (segments, 0, "at least 1, not 0"),
+        ([segments[0]] * 2, 4, "segments 0 and 1 share bytes"),
+        ([segments[0][:0]], 4, "segment 0 .* has no slots"),
+        ([torch.zeros(())], 4, "segment 0 of shape .* has no slots"),
     ):
         with pytest.raises(ValueError, match=message):
             RawBlockConnector(bad, tokens)
     with pytest.raises(ValueError, match="sideways"):
         RawBlockConnector(segments, 4, "sideways")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"segments": [None]}, "segment 0 must be a tensor, not NoneType"),
+        ({"block_size_tokens": "4"}, "block_size_tokens must be a whole number, not '4'"),
+        ({"num_threads": "2"}, "num_threads must be an int, not '2'"),
+    ],
+)
+def test_arguments_of_another_type_are_named(segments, changes, message):
+    with pytest.raises(TypeError, match=message):
+        RawBlockConnector(**{"segments": segments, "block_size_tokens": 4, **changes})
+
+
+def test_a_tail_inside_a_block_is_refused_with_both_causes(segments):
+    with pytest.raises(ValueError, match="multiple of the block size, and leave save_unfull_chunk"):
+        RawBlockConnector(segments, 4).from_gpu(allocate(1), 0, 3, block_ids=[1])
 
 
 def test_segments_may_be_rows_of_larger_ones(segments):

@@ -9,7 +9,7 @@ import threading
 import pytest
 from builders import CPU, make_metadata
 from event_fakes import BOUND_SECONDS
-from metric_fakes import LOOKUP, gauges_of, value
+from metric_fakes import LOOKUP, STORE, gauges_of, value
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -90,7 +90,7 @@ def test_a_raising_reader_is_logged_once_and_counted_and_the_thread_goes_on(moni
 
 def test_an_export_that_fails_reaches_no_caller(caplog):
     class Broken(StatsMonitor):
-        def get_stats_and_clear(self):
+        def take_interval(self):
             raise RuntimeError("no statistics today")
 
     exporter = LMCacheStatsLogger(make_metadata(), Broken())
@@ -99,6 +99,24 @@ def test_an_export_that_fails_reaches_no_caller(caplog):
 
     assert exporter.num_errors == 2
     assert caplog.text.count("exporting metrics failed") == 1
+
+
+def test_a_round_that_fails_midway_has_counted_nothing_and_comes_with_the_next(monitor):
+    source = GaugeSource()
+    readings = [gauges_of(source, touch_errors=3), gauges_of(source, touch_errors=2, removed=None)]
+    exporter = LMCacheStatsLogger(make_metadata(), monitor, readings.pop)
+    monitor.lookup_done(LOOKUP)
+
+    exporter.log_now()
+    assert exporter.num_errors == 1
+    assert not value("num_lookup_requests_total") and not value("time_to_lookup_count")
+    monitor.lookup_done(LOOKUP)
+    exporter.log_now()
+
+    assert exporter.num_errors == 1
+    assert value("num_lookup_requests_total") == value("time_to_lookup_count") == 2
+    assert value("touch_errors_total") == 3
+    assert value("lookup_hit_rate") == 0.5
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
@@ -123,6 +141,34 @@ exporter = LMCacheStatsLogger(metadata, monitor, sm.gauges)
 put_all(sm, keys(3))
 monitor.lookup_done(LookupDone(64, 32, 0.001))
 exporter.log_now()
+"""
+LATE_FOLDER = """
+import os, sys
+sys.path.insert(0, "tests")
+from metric_fakes import LOOKUP, RETRIEVE, STORE
+from builders import make_metadata
+from lmcache.v1.engine.stats_logger import LMCacheStatsLogger
+from lmcache.v1.stats_monitor import StatsMonitor
+monitor = StatsMonitor()
+exporter = LMCacheStatsLogger(make_metadata(), monitor)
+for done, there in ((LOOKUP, False), (LOOKUP, True), (LOOKUP, True)):
+    if there:
+        os.makedirs(os.environ["PROMETHEUS_MULTIPROC_DIR"], exist_ok=True)
+    monitor.lookup_done(done)
+    monitor.store_done(STORE)
+    monitor.retrieve_done(RETRIEVE)
+    exporter.log_now()
+print(exporter.num_errors)
+"""
+GONE_ENGINE = """
+import sys
+sys.path.insert(0, "tests")
+from builders import make_config, make_metadata
+from lmcache.v1.cache_engine import LMCacheEngineBuilder
+metadata = make_metadata()
+LMCacheEngineBuilder.get_or_create("e", make_config(), metadata, None, None, None).post_init()
+LMCacheEngineBuilder._instances["e"].stats_logger.log_now()
+LMCacheEngineBuilder.destroy("e")
 """
 IMPORT_ONLY = """
 import os, sys, threading
@@ -173,6 +219,34 @@ def test_metrics_of_several_processes_are_joined_from_their_files(tmp_path):
             }.items()
         }
         assert list(read.values()) == [64, 3, 1, 0.5, 3, 3], read
+
+
+def joined_metrics(path):
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(path))
+    labels = {"model_name": "m", "worker_id": "0", "role": "None", "served_model_name": ""}
+    return lambda name: registry.get_sample_value(f"lmcache:{name}", labels)
+
+
+def test_rounds_that_could_not_be_exported_are_with_the_next_one_and_once(tmp_path):
+    folder = tmp_path / "late"
+    said = run_python(LATE_FOLDER, PROMETHEUS_MULTIPROC_DIR=str(folder))
+
+    assert said.strip() == "1"
+    read = joined_metrics(folder)
+    assert read("num_lookup_tokens_total") == 3 * LOOKUP.requested_tokens
+    assert read("num_stored_tokens_total") == 3 * STORE.stored_tokens
+    assert read("time_to_lookup_count") == read("time_to_retrieve_count") == 3
+    assert read("retrieve_hit_rate") == 0.5
+
+
+def test_gauges_of_a_destroyed_engine_are_zero_in_the_files_of_its_process(tmp_path):
+    run_python(GONE_ENGINE, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+
+    read = joined_metrics(tmp_path)
+    for name in ("pool_capacity_bytes", "lmcache_is_healthy", "local_cache_usage"):
+        assert read(name) == 0, name
+    assert read("num_lookup_requests_total") == 0
 
 
 def test_importing_starts_nothing_and_registers_nothing():

@@ -48,6 +48,25 @@ def test_reading_begins_a_new_interval(monitor):
     assert monitor.get_stats_and_clear() == StatsMonitor().get_stats_and_clear()
 
 
+def test_an_interval_that_is_put_back_is_read_again_with_what_came_after(monitor):
+    for number in range(MAX_SAMPLES):
+        monitor.lookup_done(replace(LOOKUP, seconds=float(number)))
+    monitor.retrieve_done(RETRIEVE)
+    taken = monitor.take_interval()
+    monitor.lookup_done(replace(LOOKUP, seconds=0.5, hit_tokens=0))
+    monitor.store_done(STORE)
+
+    monitor.put_back(taken)
+
+    read = monitor.get_stats_and_clear()
+    assert read.interval_lookup_requests == MAX_SAMPLES + 1
+    assert (read.interval_store_requests, read.interval_retrieve_requests) == (1, 1)
+    assert read.lookup_hit_rate == 0.5 * MAX_SAMPLES / (MAX_SAMPLES + 1)
+    assert (read.time_to_lookup[0], read.time_to_lookup[-1]) == (1.0, 0.5)
+    assert (len(read.time_to_lookup), read.interval_dropped_samples) == (MAX_SAMPLES, 1)
+    assert monitor.get_stats_and_clear() == StatsMonitor().get_stats_and_clear()
+
+
 def test_rates_are_zero_when_nothing_was_asked(monitor):
     read = monitor.get_stats_and_clear()
 

@@ -39,7 +39,8 @@ class LMCacheStatsLogger:
         ConfigError: See `PrometheusLogger`.
 
     Attributes:
-        num_errors: Rounds in which a reader raised; the rest of such a round is exported.
+        num_errors: Rounds in which a reader raised or exporting failed. What a reader had not
+            to do with is exported; what could not be exported is, with the next round.
 
     Threads: safe from any thread; `_lock` guards the state.
     """
@@ -94,13 +95,24 @@ class LMCacheStatsLogger:
 
     def log_now(self) -> None:
         """Export what was counted since the last round, on this thread. Never raises."""
+        interval = None
         try:
+            interval = self._monitor.take_interval()
             self._prometheus.log_prometheus(
-                self._monitor.get_stats_and_clear(),
+                interval.stats(),
                 self._reading(self._read_gauges),
                 self._reading(self._read_is_healthy),
             )
         except Exception:  # exporting must not end the thread, let alone the engine
+            if interval is not None:
+                self._monitor.put_back(interval)  # nothing of it was exported
+            self._note_error()
+
+    def remove_gauges(self) -> None:
+        """Take this engine's gauges out of the registry. Never raises."""
+        try:
+            self._prometheus.remove_gauges()
+        except Exception:  # what cannot be written must not keep an engine from closing
             self._note_error()
 
     def _reading(self, read: Callable[[], _Reading] | None) -> _Reading | None:

@@ -9,9 +9,10 @@ import torch
 from lmcache.v1.errors import UnsupportedFeatureError
 from lmcache.v1.gpu_connector import utils
 from lmcache.v1.gpu_connector.connector_interface import GPUConnectorInterface
+from lmcache.v1.gpu_connector.ids import leading_skips, num_cached_tokens
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_object import MemoryObj
-from lmcache.v1.memory_ops import BlockLayout, gather, scatter
+from lmcache.v1.memory_ops import BlockLayout, check_num_threads, gather, scatter
 from lmcache.v1.metadata import LMCacheMetadata
 
 KVCaches = Mapping[str, utils.KVLayer] | Sequence[utils.KVLayer]
@@ -55,6 +56,8 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         self, hidden_dim_size: int, num_layers: int, use_gpu: bool = False, **kwargs: Any
     ) -> None:
         hints = kwargs.get("layout_hints") or {}
+        if not isinstance(hints, Mapping):
+            raise TypeError(f"layout_hints must be a mapping, not {hints!r}")
         if hints.get("kv_layout") not in _KNOWN_KV_LAYOUTS:
             raise UnsupportedFeatureError(
                 f"layout_hints: kv_layout {hints['kv_layout']!r} is not supported; use NHD or HND"
@@ -62,9 +65,9 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         self.hidden_dim_size = hidden_dim_size
         self.num_layers = num_layers
         self.use_mla = bool(kwargs.get("use_mla"))
-        self.num_threads: int = kwargs.get("num_threads", 1)
+        self.num_threads = check_num_threads(kwargs.get("num_threads", 1))
         self._num_heads: int | None = kwargs.get("num_heads")
-        self._kv_axis: int | None = hints.get("kv_axis")
+        self._kv_axis = utils.check_kv_axis(hints.get("kv_axis"))
         self._kv_layout: str | None = hints.get("kv_layout")
         self._registered: _Registered | None = None
 
@@ -128,13 +131,15 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
 
         Raises:
             ValueError: No kvcaches or slot mapping, an object of another format, dtype or shape, a
-                freed object, a range outside the mapping, a slot outside the cache or there twice.
-                Nothing was written.
+                freed object, a range outside the mapping, a slot outside the cache or there twice,
+                a negative `vllm_cached_tokens`. Nothing was written.
+            TypeError: A slot mapping or `vllm_cached_tokens` that is not of whole numbers.
         """
         registered, slots = self._prepare(memory_objs, starts, ends, kwargs)
-        num_cached = kwargs.get("vllm_cached_tokens") or 0
-        slots = utils.leave_out_prefix(slots, starts, ends, num_cached)
-        scatter(memory_objs, slots, _lengths(starts, ends), registered.layout, self.num_threads)
+        num_cached = num_cached_tokens("vllm_cached_tokens", kwargs.get("vllm_cached_tokens"))
+        skips = leading_skips(starts, ends, num_cached)
+        lengths = _lengths(starts, ends)
+        scatter(memory_objs, slots, lengths, registered.layout, self.num_threads, skips)
 
     def batched_from_gpu(
         self,
@@ -146,7 +151,7 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         """Read the slots of ranges of tokens into objects.
 
         Raises:
-            ValueError: As for `batched_to_gpu`; Nothing was written.
+            ValueError, TypeError: As for `batched_to_gpu`. Nothing was written.
         """
         registered, slots = self._prepare(memory_objs, starts, ends, kwargs)
         gather(memory_objs, slots, _lengths(starts, ends), registered.layout, self.num_threads)
@@ -195,22 +200,44 @@ class VLLMPagedMemGPUConnectorV2(GPUConnectorInterface):
         )
 
     def _register(self, kvcaches: KVCaches) -> _Registered:
+        if not isinstance(kvcaches, (Mapping, Sequence, torch.Tensor)):
+            raise TypeError(
+                f"kvcaches must be a list or dict of layers, not {type(kvcaches).__name__}"
+            )
         layers = tuple(kvcaches.values() if isinstance(kvcaches, Mapping) else kvcaches)
         known = self._registered
         if known is not None and list(map(id, layers)) == list(map(id, known.layers)):
             return known
         if len(layers) != self.num_layers:
             raise ValueError(f"kvcaches has {len(layers)} layers, the model {self.num_layers}")
-        split = [utils.split_layer(layer, self.use_mla, self._kv_axis) for layer in layers]
+        split = [self._split(index, layer) for index, layer in enumerate(layers)]
         for index, views in enumerate(split):
             for view in views:
                 self._check_view(index, view, split[0][0])
         parts = [utils.parts_of(views[kv]) for kv in range(len(split[0])) for views in split]
-        layout = BlockLayout.from_views([part for some in parts for part in some], len(parts[0]))
+        try:
+            layout = BlockLayout.from_views(
+                [part for some in parts for part in some],
+                len(parts[0]),
+                may_repeat=True,  # vLLM registers layers that share their KV under several names
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"kvcaches: {error} (a layer has {len(parts[0])} segments for K, and as many for V "
+                "after those of all layers)"
+            ) from None
         return _Registered(layers, layout, split[0][0].dtype)
+
+    def _split(self, index: int, layer: utils.KVLayer) -> list[torch.Tensor]:
+        try:
+            return utils.split_layer(layer, self.use_mla, self._kv_axis)
+        except ValueError as error:
+            raise ValueError(f"kvcaches: layer {index}: {error}") from None
 
     def _check_view(self, index: int, view: torch.Tensor, first: torch.Tensor) -> None:
         """`view` and `first` are [blocks, tokens, heads, head_size]."""
+        if 0 in view.shape:
+            raise ValueError(f"layer {index} of shape {tuple(view.shape)} holds no slot")
         num_heads = 1 if self.use_mla else self._num_heads
         if view.shape[2] * view.shape[3] != self.hidden_dim_size or num_heads not in (
             None,

@@ -1,16 +1,17 @@
 """Opaque blocks of a serving engine that does not show its layout, as ATOM's."""
 
 import enum
-from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
 from lmcache.utils import cdiv
+from lmcache.v1.gpu_connector import utils
 from lmcache.v1.gpu_connector.connector_interface import GPUConnectorInterface
+from lmcache.v1.gpu_connector.ids import int64_ids, whole_number
 from lmcache.v1.memory_object import MemoryObj
-from lmcache.v1.memory_ops import BlockLayout, gather, scatter
+from lmcache.v1.memory_ops import BlockLayout, check_num_threads, gather, scatter
 
 
 class ProducerEvent(Protocol):
@@ -32,8 +33,8 @@ class RawBlockConnector(GPUConnectorInterface):
     """Copies whole blocks between segments and flat uint8 objects, and looks at no byte.
 
     Keywords of the calls:
-        block_ids: Block `i` of the request holds its tokens i * block_size_tokens onwards; list or
-            tensor of integers. At least as many as the last token needs.
+        block_ids: Block `i` of the request holds its tokens i * block_size_tokens onwards; see
+            `ids.int64_ids` for the types. At least as many as the last token needs.
         producer_event: Waited for before blocks are read.
         Others are ignored.
 
@@ -45,7 +46,8 @@ class RawBlockConnector(GPUConnectorInterface):
 
     Raises:
         ValueError: No segment, a segment elsewhere or with another number of blocks, blocks that
-            are not contiguous, or a block size below 1.
+            are not contiguous or share bytes, or a block size or number of threads below 1.
+        TypeError: A segment that is no tensor, or a number that is none.
 
     Threads: concurrent calls are allowed.
     """
@@ -57,10 +59,10 @@ class RawBlockConnector(GPUConnectorInterface):
         order: BlockOrder = BlockOrder.SEGMENT_MAJOR,
         num_threads: int = 1,
     ) -> None:
-        if block_size_tokens < 1:
+        if whole_number("block_size_tokens", block_size_tokens) < 1:
             raise ValueError(f"block_size_tokens must be at least 1, not {block_size_tokens}")
         self.block_size_tokens = block_size_tokens
-        self.num_threads = num_threads
+        self.num_threads = check_num_threads(num_threads)
         self._layout = BlockLayout.from_blocks(
             segments, BlockOrder(order) is BlockOrder.BLOCK_MAJOR
         )
@@ -83,6 +85,7 @@ class RawBlockConnector(GPUConnectorInterface):
             ValueError: No or too few block ids, a range that does not begin and end with a block,
                 an object of another size, a freed object, a block outside the segments or there
                 twice. Nothing was written.
+            TypeError: Block ids that are not whole numbers.
         """
         blocks, counts = self._blocks_of(memory_objs, starts, ends, kwargs)
         scatter(memory_objs, blocks, counts, self._layout, self.num_threads)
@@ -97,7 +100,7 @@ class RawBlockConnector(GPUConnectorInterface):
         """Read the blocks of ranges of tokens into objects, after `producer_event`.
 
         Raises:
-            ValueError: As for `batched_to_gpu`. Nothing was written.
+            ValueError, TypeError: As for `batched_to_gpu`. Nothing was written.
         """
         blocks, counts = self._blocks_of(memory_objs, starts, ends, kwargs)
         event: ProducerEvent | None = kwargs.get("producer_event")
@@ -115,7 +118,7 @@ class RawBlockConnector(GPUConnectorInterface):
         starts: Sequence[int],
         ends: Sequence[int],
         kwargs: dict[str, Any],
-    ) -> tuple["array[int]", list[int]]:
+    ) -> tuple[torch.Tensor, list[int]]:
         if not len(memory_objs) == len(starts) == len(ends):
             raise ValueError(
                 f"{len(memory_objs)} memory objects do not go with {len(starts)} starts and "
@@ -124,21 +127,20 @@ class RawBlockConnector(GPUConnectorInterface):
         block_ids = kwargs.get("block_ids")
         if block_ids is None:
             raise ValueError("pass block_ids=, the blocks of the request from its first token on")
-        ids = array("q", block_ids.tolist() if isinstance(block_ids, torch.Tensor) else block_ids)
-        chosen = array("q")
-        counts = []
-        for start, end in zip(starts, ends, strict=True):
-            first, last = self._block_range(start, end, len(ids))
-            chosen += ids[first:last]
-            counts.append(last - first)
-        return chosen, counts
+        ids = int64_ids("block_ids", block_ids)
+        ranges = [
+            self._block_range(start, end, len(ids)) for start, end in zip(starts, ends, strict=True)
+        ]
+        firsts, lasts = [first for first, _ in ranges], [last for _, last in ranges]
+        return utils.take_ranges(ids, firsts, lasts), [last - first for first, last in ranges]
 
     def _block_range(self, start: int, end: int, num_blocks: int) -> tuple[int, int]:
         size = self.block_size_tokens
         if start % size or end % size or not 0 <= start <= end:
             raise ValueError(
-                f"tokens {start} to {end} do not begin and end with a block of {size} tokens; make "
-                "chunk_size a multiple of the block size"
+                f"tokens {start} to {end} do not begin and end with a block of {size} tokens; "
+                "make chunk_size a multiple of the block size, and leave save_unfull_chunk off: "
+                "the last chunk of a prompt may end inside a block"
             )
         if end // size > num_blocks:
             raise ValueError(

@@ -12,12 +12,11 @@ head is a part of its own.
 """
 
 import operator
-from array import array
 from collections.abc import Sequence
 
 import torch
 
-from lmcache.v1.native import LEFT_OUT_ID
+from lmcache.v1.gpu_connector.ids import int64_ids
 
 KVLayer = torch.Tensor | Sequence[torch.Tensor]
 SlotMapping = torch.Tensor | Sequence[int]
@@ -70,11 +69,22 @@ def split_layer(layer: KVLayer, use_mla: bool, axis: int | None = None) -> list[
         return [layer.unsqueeze(2)]
     if isinstance(layer, torch.Tensor):
         return list(layer.unbind(kv_axis(layer.shape, axis)))
-    if len(layer) != 2 or any(part.dim() != 4 for part in layer):
+    if not isinstance(layer, (list, tuple)) or [
+        part.dim() if isinstance(part, torch.Tensor) else None for part in layer
+    ] != [4, 4]:
         raise ValueError(
             f"a layer's K and V must be [blocks, tokens, heads, head_size] each, not {_form(layer)}"
         )
     return list(layer)
+
+
+def check_kv_axis(axis: object) -> int | None:
+    """Return the hint which axis tells K from V; ValueError when it is not None, 0 or 1."""
+    if axis is None:
+        return None
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis not in (0, 1):
+        raise ValueError(f"layout_hints: kv_axis must be 0 or 1, not {axis!r}")
+    return axis
 
 
 def heads_are_adjacent(view: torch.Tensor) -> bool:
@@ -98,41 +108,25 @@ def slots_of(slot_mapping: SlotMapping, starts: Sequence[int], ends: Sequence[in
         ends: The token after each range.
 
     Raises:
-        ValueError: A range that is reversed or outside the mapping.
+        ValueError: A range that is reversed or outside the mapping; a mapping that is no row.
         TypeError: A mapping that is not of integers.
     """
-    mapping = _as_int64(slot_mapping)
+    mapping = int64_ids("slot_mapping", slot_mapping)
     for start, end in _misfits(starts, ends, len(mapping)):
         raise ValueError(
             f"tokens {start} to {end} are outside the slot mapping of {len(mapping)} tokens; "
             "it must cover the request from its first token"
         )
+    return take_ranges(mapping, starts, ends)
+
+
+def take_ranges(ids: torch.Tensor, starts: Sequence[int], ends: Sequence[int]) -> torch.Tensor:
+    """Return ranges of a flat tensor, one after the other; a view if they follow one another."""
     if not starts:
-        return mapping[:0]
+        return ids[:0]
     if list(starts[1:]) == list(ends[:-1]):
-        return mapping[starts[0] : ends[-1]]
-    return torch.cat([mapping[start:end] for start, end in zip(starts, ends, strict=True)])
-
-
-def leave_out_prefix(
-    slots: torch.Tensor, starts: Sequence[int], ends: Sequence[int], num_tokens: int
-) -> torch.Tensor:
-    """Return `slots` with `LEFT_OUT_ID` for the tokens before `num_tokens` of the request.
-
-    Args:
-        slots: What `slots_of` gave for the same ranges; it is not changed.
-        starts: First token of each range.
-        ends: The token after each range.
-        num_tokens: Tokens of the request to leave out.
-    """
-    if not starts or min(starts) >= num_tokens:
-        return slots
-    slots = slots.clone()
-    at = 0
-    for start, end in zip(starts, ends, strict=True):
-        slots[at : at + max(0, min(end, num_tokens) - start)] = LEFT_OUT_ID
-        at += end - start
-    return slots
+        return ids[starts[0] : ends[-1]]
+    return torch.cat([ids[start:end] for start, end in zip(starts, ends, strict=True)])
 
 
 def _misfits(starts: Sequence[int], ends: Sequence[int], num_tokens: int) -> list[tuple[int, int]]:
@@ -144,19 +138,9 @@ def _misfits(starts: Sequence[int], ends: Sequence[int], num_tokens: int) -> lis
     return [(start, end) for start, end in pairs if not 0 <= start <= end <= num_tokens]
 
 
-def _as_int64(slot_mapping: SlotMapping) -> torch.Tensor:
-    if not isinstance(slot_mapping, torch.Tensor):
-        ids = array("q", slot_mapping)
-        return torch.frombuffer(ids, dtype=torch.int64) if ids else torch.empty(0).long()
-    if slot_mapping.is_floating_point() or slot_mapping.dim() != 1:
-        raise TypeError(
-            "the slot mapping must be flat and of integers, not "
-            f"{slot_mapping.dtype} of {slot_mapping.dim()} axes"
-        )
-    return slot_mapping.to("cpu", torch.int64)
-
-
 def _form(layer: KVLayer) -> str:
     if isinstance(layer, torch.Tensor):
         return f"a tensor of shape {tuple(layer.shape)}"
-    return f"{len(layer)} tensors of shapes {[tuple(part.shape) for part in layer]}"
+    if isinstance(layer, (list, tuple)) and all(isinstance(part, torch.Tensor) for part in layer):
+        return f"{len(layer)} tensors of shapes {[tuple(part.shape) for part in layer]}"
+    return f"{type(layer).__name__} {layer!r}"

@@ -1,12 +1,23 @@
 """Reading a storage manager's gauges from its parts."""
 
-from lmcache.v1.gauges import CpuTierGauges, GaugeSource, ManagerGauges
+from lmcache.v1.gauges import CpuTierGauges, GaugeSource, ManagerGauges, PinTotals
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger
 from lmcache.v1.storage_backend.residency_moves import ResidencyMoves
+from lmcache.v1.storage_backend.tier_set import TierSet
 from lmcache.v1.storage_backend.tier_walk import TierWalk
 
-__all__ = ["CpuTierGauges", "ManagerGauges", "ManagerGaugesReader"]
+__all__ = ["CpuTierGauges", "ManagerGauges", "ManagerGaugesReader", "PinTotals", "pin_totals"]
+
+
+def pin_totals(tiers: TierSet) -> PinTotals:
+    """Add up the pin tables of the tiers that know no pin owners."""
+    tables = [tier.pins for tier in tiers.all() if tier.pins is not None]
+    return PinTotals(
+        num_pins=sum(table.num_pins for table in tables),
+        forced_releases=sum(table.num_forced_releases for table in tables),
+        unmatched_releases=sum(table.num_unmatched_releases for table in tables),
+    )
 
 
 class ManagerGaugesReader:
@@ -15,14 +26,22 @@ class ManagerGaugesReader:
     Args:
         ledger: Residency and events.
         walk, moves: Where errors and verdicts are counted.
+        tiers: Whose pins are counted beside the CPU tier's; None: no others.
 
     Threads: safe from any thread; each lock of the parts is taken on its own and briefly.
     """
 
-    def __init__(self, ledger: ResidencyLedger, walk: TierWalk, moves: ResidencyMoves) -> None:
+    def __init__(
+        self,
+        ledger: ResidencyLedger,
+        walk: TierWalk,
+        moves: ResidencyMoves,
+        tiers: TierSet | None = None,
+    ) -> None:
         self._ledger = ledger
         self._walk = walk
         self._moves = moves
+        self._tiers = tiers
         self._source = GaugeSource()
 
     def read(self, cpu: LocalCPUBackend | None) -> ManagerGauges:
@@ -44,4 +63,5 @@ class ManagerGaugesReader:
             event_lag_seconds=events.lag_seconds,
             tier_errors=self._walk.num_tier_errors,
             cpu=CpuTierGauges() if cpu is None else cpu.gauges(),
+            plugin_pins=PinTotals() if self._tiers is None else pin_totals(self._tiers),
         )

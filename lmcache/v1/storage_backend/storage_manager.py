@@ -145,7 +145,7 @@ class StorageManager(UnsupportedTransfers):
         if self._late is None:
             tiers = TierSet(self.storage_backends, ResidencyLedger(), LOCAL_CPU, *self._pin_seconds)
             walk, moves = TierWalk(tiers, LOCAL_CPU), ResidencyMoves(tiers, LOCAL_CPU)
-            self._late = (tiers, walk, moves, ManagerGaugesReader(tiers.ledger, walk, moves))
+            self._late = (tiers, walk, moves, ManagerGaugesReader(tiers.ledger, walk, moves, tiers))
         if self._late[0].backends is not self.storage_backends:
             self._late[0].backends = self.storage_backends
         return self._late
