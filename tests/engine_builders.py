@@ -1,11 +1,12 @@
 """Engines for tests, and a connector of ATOM's kind that copies with torch, block by block."""
 
 import torch
-from builders import make_config, make_metadata
+from builders import CHUNK_TOKENS, make_config, make_metadata
 
 from lmcache.utils import mock_up_broadcast_fn, mock_up_broadcast_object_fn
 from lmcache.v1.engine.engine import LMCacheEngine
 from lmcache.v1.memory_format import MemoryFormat
+from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.token_database import ChunkedTokenDatabase
 
 BLOCK_TOKENS = 4
@@ -41,6 +42,23 @@ class AtomMetadata:
 
     def is_first_rank(self):
         return self._base.is_first_rank()
+
+
+def atom_metadata(**changes):
+    """As ATOM builds it: keywords only, then wrapped."""
+    fields = {
+        "model_name": "m",
+        "world_size": 1,
+        "local_world_size": 1,
+        "worker_id": 0,
+        "local_worker_id": 0,
+        "kv_dtype": torch.bfloat16,
+        "kv_shape": (2, 2, CHUNK_TOKENS, 2, 64),
+        "use_mla": False,
+        "chunk_size": CHUNK_TOKENS,
+        "engine_id": "atom-offload-dp0",
+    }
+    return AtomMetadata(LMCacheMetadata(**{**fields, **changes}))
 
 
 class AtomConnector:

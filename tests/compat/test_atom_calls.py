@@ -1,75 +1,28 @@
 """What ATOM's offload connectors do with the cache, call by call.
 
 The ids are those of the contract between the two: A1 imports, A2 settings, A3 metadata, A4 engine,
-A5 storage manager, A6 lookup transport.
+A5 storage manager. A6, the lookup transport, is in test_atom_lookups.py; of A4, "an engine that is
+never closed does not keep the process" is in tests/unit/test_engine_builder.py.
 """
-
-import os
-import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 import torch
-from builders import CHUNK_TOKENS, CPU, make_metadata
+from builders import CHUNK_TOKENS, CPU
 from engine_builders import (
-    AtomConnector,
-    AtomMetadata,
     Prompt,
     assert_nothing_held,
+    atom_metadata,
     keep_from,
     store,
 )
+from fakes import ReportingPlugin
 
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.cache_engine import LMCacheEngineBuilder
 from lmcache.v1.config import LMCacheEngineConfig
-from lmcache.v1.lookup_client.factory import LookupClientFactory
 from lmcache.v1.memory_management import MemoryFormat
-from lmcache.v1.metadata import LMCacheMetadata
 
 N = CHUNK_TOKENS
-
-
-@pytest.fixture(autouse=True)
-def sockets_of_this_test(tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
-
-
-def atom_metadata(**changes):
-    """As ATOM builds it: keywords only, then wrapped."""
-    fields = {
-        "model_name": "m",
-        "world_size": 1,
-        "local_world_size": 1,
-        "worker_id": 0,
-        "local_worker_id": 0,
-        "kv_dtype": torch.bfloat16,
-        "kv_shape": (2, 2, N, 2, 64),
-        "use_mla": False,
-        "chunk_size": N,
-        "engine_id": "atom-offload-dp0",
-    }
-    return AtomMetadata(LMCacheMetadata(**{**fields, **changes}))
-
-
-@pytest.fixture
-def built(connector, monkeypatch):
-    """An engine built from the environment as ATOM builds it."""
-    monkeypatch.setenv("LMCACHE_LOCAL_CPU", "True")
-    monkeypatch.setenv("LMCACHE_MAX_LOCAL_CPU_SIZE", str(16 * 4096 / 2**30))
-    monkeypatch.setenv("LMCACHE_CHUNK_SIZE", str(N))
-    config = LMCacheEngineConfig.from_env()
-    config.use_gds = False
-    config.lookup_server_worker_ids = [0]
-    engine = LMCacheEngineBuilder.get_or_create(
-        "atom", config, atom_metadata(), connector, lambda tensor, src: None, lambda obj, src: obj
-    )
-    engine.fmt = MemoryFormat.KV_2LTD
-    engine.post_init()
-    yield engine
-    LMCacheEngineBuilder.destroy("atom")
 
 
 # ---- A1, A2 ------------------------------------------------------------------------------------
@@ -232,12 +185,58 @@ def test_a4_without_its_hot_cache_the_cpu_tier_finds_nothing(built, connector):
     assert built.lookup(prompt.tokens, search_range=[CPU]) == 0
 
 
-def test_a4_a_connector_needs_two_calls_and_no_base_class(built):
-    assert {name for name in dir(AtomConnector) if not name.startswith("_")} == {
-        "batched_from_gpu",
-        "batched_to_gpu",
-    }
-    assert built.health() == 0
+class TwoCalls:
+    """The KV of token t is row t. It takes no keyword, and there is nothing else to call."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def batched_from_gpu(self, memory_objs, starts, ends):
+        for obj, start, end in zip(memory_objs, starts, ends, strict=True):
+            obj.tensor.view(end - start, -1).copy_(self._rows[start:end])
+
+    def batched_to_gpu(self, memory_objs, starts, ends):
+        for obj, start, end in zip(memory_objs, starts, ends, strict=True):
+            self._rows[start:end] = obj.tensor.view(end - start, -1)
+
+
+def test_a4_store_tokens_alone_with_a_connector_that_has_two_calls_and_no_base_class(built):
+    """A4: `store(tokens)` without a mask or any keyword; no other call, type or attribute."""
+    rows = torch.randint(0, 256, (3 * N, 24), dtype=torch.uint8)
+    expected, tokens = rows.clone(), Prompt(1, 3 * N).tokens
+    built.gpu_connector = TwoCalls(rows)
+
+    assert built.store(tokens) is None
+    assert built.lookup(tokens) == 3 * N
+    rows.fill_(0xEE)
+    assert bool(built.retrieve(tokens).all())
+
+    assert torch.equal(rows, expected)
+    assert_nothing_held(built)
+
+
+class AsksForDrains(ReportingPlugin):
+    """A lower tier that counts how often somebody waited until all of it was written."""
+
+    num_drains = 0
+
+    def drain(self):
+        self.num_drains += 1
+
+
+def test_a4_store_returns_after_submission_and_waits_for_no_medium(built, connector):
+    """A4: what was stored can be read when `store` returns; durable it is after `drain`."""
+    manager, prompt = built.storage_manager, Prompt(1, 2 * N)
+    lower = AsksForDrains(local_cpu_backend=manager.local_cpu_backend)
+    manager.storage_backends["slow"] = lower
+
+    store(built, prompt, connector)
+
+    assert (built.lookup(prompt.tokens), len(lower.data), lower.num_drains) == (2 * N, 2, 0)
+    manager.drain()
+    assert lower.num_drains == 1
 
 
 # ---- A5 ----------------------------------------------------------------------------------------
@@ -304,83 +303,62 @@ def test_a5_keys_are_built_by_position_and_by_keyword():
     assert (by_keyword.to_string(), by_keyword.chunk_hash) == ("m@1@0@5@uint8", 5)
 
 
-# ---- A6 ----------------------------------------------------------------------------------------
-
-
-def test_a6_the_scheduler_hears_what_the_worker_has_and_its_lookup_pins(built, connector):
-    prompt = Prompt(1, 4 * N)
-    store(built, prompt, connector)
-    client = LookupClientFactory.create_lookup_client(built.config, atom_metadata())
-    server = LookupClientFactory.create_lookup_server(built, atom_metadata())
-    with client, server:
-        assert client.lookup(prompt.tokens.tolist(), lookup_id="12") == 4 * N
-        assert client.lookup([1] * N, lookup_id="13") == 0
-        assert list(built.lookup_pins) == ["12"]
-        client.clear_lookup_status("12")
-        client.clear_lookup_status("never seen")
-    built.lookup_unpin("12")
-    assert_nothing_held(built)
-
-
-def test_a6_a_rank_that_is_left_out_gets_no_server(built):
-    assert (
-        LookupClientFactory.create_lookup_server(
-            built, AtomMetadata(make_metadata(worker_id=1, world_size=2, engine_id="e"))
-        )
-        is None
+def with_reporting_plugin(make_engine):
+    return make_engine(
+        storage_plugins=["mine"],
+        extra_config={
+            "storage_plugin.mine.module_path": "fakes",
+            "storage_plugin.mine.class_name": "ReportingPlugin",
+        },
     )
 
 
-def test_a6_a_server_that_was_never_there_gives_no_hits_within_the_bound(built):
-    built.config.lookup_timeout_ms = 200
-    with LookupClientFactory.create_lookup_client(built.config, atom_metadata()) as client:
-        thread = threading.Thread(target=client.lookup, args=([1] * N, "1"))
-        thread.start()
-        thread.join(timeout=30)
+def test_a5_a_hit_outside_the_cpu_tier_is_written_back_into_it(make_engine, connector):
+    """A5: `get` of what only a lower tier holds; the next one is served by LocalCPU."""
+    engine, prompt = with_reporting_plugin(make_engine), Prompt(1, N)
+    store(engine, prompt, connector)
+    manager = engine.storage_manager
+    (key,) = manager.local_cpu_backend.get_keys()
+    assert manager.remove(key, locations=[CPU]) == 1
+    assert manager.contains(key) == "mine"
 
-        assert not thread.is_alive()
-        assert client.lookup_cache("1") == 0
+    got = manager.get(key)
 
-
-SERVER_PROCESS = """
-import sys
-import torch
-from engine_builders import AtomConnector, AtomMetadata, Prompt, make_engine, store
-from builders import make_metadata
-from lmcache.v1.lookup_client.factory import LookupClientFactory
-connector = AtomConnector()
-metadata = AtomMetadata(make_metadata(engine_id="atom-offload-dp0"))
-engine = make_engine(connector, metadata)
-store(engine, Prompt(1, 64), connector)
-server = LookupClientFactory.create_lookup_server(engine, metadata)
-print("ready", flush=True)
-sys.stdin.read()
-"""
+    assert torch.equal(got.raw_tensor.view(-1)[: 4 * 96], prompt.kv().view(-1))
+    assert manager.contains(key) == CPU
+    assert got.get_ref_count() == 2  # ours and the cache's
+    got.ref_count_down()
+    again = manager.get(key, location=CPU)
+    assert torch.equal(again.raw_tensor.view(-1)[: 4 * 96], prompt.kv().view(-1))
+    again.ref_count_down()
 
 
-def test_a6_a_server_whose_process_was_killed_gives_no_hits_within_the_bound(built, tmp_path):
-    built.config.lookup_timeout_ms = 2000
-    tests = os.path.dirname(os.path.dirname(__file__))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(tests), tests])}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER_PROCESS],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-    try:
-        assert process.stdout.readline() == "ready\n"
-        with LookupClientFactory.create_lookup_client(built.config, atom_metadata()) as client:
-            tokens = Prompt(1, 64).tokens.tolist()
-            assert client.lookup(tokens, "1") == 64
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=30)
+def test_a5_remove_takes_the_copies_of_the_named_tiers_and_counts_them(make_engine, connector):
+    """A5: `remove(key, locations=[...])` returns the number of copies; 0 is legal."""
+    engine = with_reporting_plugin(make_engine)
+    store(engine, Prompt(1, 2 * N), connector)
+    manager = engine.storage_manager
+    first, second = manager.local_cpu_backend.get_keys()
 
-            assert client.lookup(tokens, "1") == 0
-            # Were each one waited for, these would take far longer than a test may.
-            for number in range(1000):
-                assert client.lookup(tokens, str(number)) == 0
-    finally:
-        process.kill()
-        process.communicate()
+    assert manager.remove(first, locations=["mine"]) == 1
+    assert (manager.contains(first), manager.contains(first, ["mine"])) == (CPU, None)
+    assert manager.remove(first, locations=["mine"]) == 0
+    assert manager.remove(first, locations=[CPU]) == 1
+    assert manager.remove(second, locations=[CPU, "mine"]) == 2
+    assert manager.contains(second) is None
+
+
+def test_a5_contains_with_pin_keeps_the_chunk_from_eviction(make_engine, connector):
+    """A5: `contains(key, search_range=None, pin=True)` names the tier and pins."""
+    engine = make_engine(num_chunks=2)
+    store(engine, Prompt(1, 2 * N), connector)
+    manager = engine.storage_manager
+    tail, head = manager.local_cpu_backend.get_keys()
+
+    assert manager.contains(tail, search_range=None, pin=True) == CPU
+
+    store(engine, Prompt(2, 2 * N, first_block=64), connector)
+    assert (manager.contains(tail), manager.contains(head)) == (CPU, None)
+    manager.batched_unpin([tail])
+    store(engine, Prompt(3, 2 * N, first_block=64), connector)
+    assert manager.contains(tail) is None

@@ -20,6 +20,7 @@ from engine_builders import (
     keep_from,
     make_engine,
 )
+from gate import Gate
 
 from lmcache.v1.cache_key import KeyFactory
 from lmcache.v1.lookup_client.factory import LookupClientFactory
@@ -38,6 +39,9 @@ images = KeyFactory("image", 1, 0, torch.uint8)
 class Load:
     """Threads that store, load, look up, clear, touch and put images, until they have had enough.
 
+    What forgets pinned chunks on purpose (clear, no hot cache, freeze) never runs between a lookup
+    and its load, so there what was found must be loaded, always. All else runs beside everything.
+
     Args:
         engine, connector: Shared by all threads; each has blocks of its own.
         rounds: Calls per thread; 0: until `seconds` are over.
@@ -49,7 +53,9 @@ class Load:
         self.rounds = rounds
         self.end_s = time.monotonic() + seconds
         self.faults = []
+        self.gate = Gate()  # what forgets pinned chunks on purpose has it alone
         self.num_loaded_tokens = 0
+        self.num_pinned_tokens = 0
         self.lock = threading.Lock()
 
     def run(self):
@@ -67,7 +73,14 @@ class Load:
 
     def _work(self, number, barrier):
         chance = random.Random(number)
-        calls = [self._store, self._load, self._look_up, self._state_image, self._touch]
+        calls = [
+            self._store,
+            self._load_pinned,
+            self._load_unpinned,
+            self._look_up,
+            self._state_image,
+            self._touch,
+        ]
         barrier.wait(timeout=60)
         done = 0
         try:
@@ -91,19 +104,31 @@ class Load:
         mask = keep_from(num_tokens, first)
         self.engine.store(prompt.tokens, mask=mask, block_ids=prompt.block_ids)
 
-    def _load(self, number, chance, prompt):
+    def _load_pinned(self, number, chance, prompt):
+        """What a lookup found is there until it is unpinned, whatever the others store."""
         lookup_id = f"{number}/{chance.random()}"
-        found = self.engine.lookup(prompt.tokens, lookup_id=lookup_id, pin=True)
+        with self.gate.shared():
+            found = self.engine.lookup(prompt.tokens, lookup_id=lookup_id, pin=True)
+            for _ in range(3):
+                self._store(number, chance, self._prompt(number, chance))
+            prompt.erase(self.connector)
+            loaded = self._load(prompt)
+            self.engine.lookup_unpin(lookup_id)
+        assert loaded >= found, f"{found} tokens were pinned and {loaded} loaded"
+        with self.lock:
+            self.num_pinned_tokens += found
+
+    def _load_unpinned(self, number, chance, prompt):
+        """Whatever is there at the moment, also while it is being forgotten."""
         prompt.erase(self.connector)
+        self._load(prompt)
+
+    def _load(self, prompt):
         loaded = int(self.engine.retrieve(prompt.tokens, block_ids=prompt.block_ids).sum())
-        self.engine.lookup_unpin(lookup_id)
         assert prompt.is_intact(self.connector, loaded), f"wrong bytes in {loaded} tokens"
         with self.lock:
             self.num_loaded_tokens += loaded
-        if number != 0:  # only the disturber forgets pinned chunks, on purpose
-            assert loaded >= found or self.engine.is_frozen() or self.disturbed
-
-    disturbed = False
+        return loaded
 
     def _look_up(self, number, chance, prompt):
         lookup_id = f"{number}/waiting"
@@ -128,20 +153,19 @@ class Load:
         manager = self.engine.storage_manager
         manager.touch(images.make_many(range(1, 30)))
         if chance.random() < 0.1:
-            self.engine.clear(prompt.tokens)
-            self.disturbed = True
+            with self.gate.alone():
+                self.engine.clear(prompt.tokens)
 
     def _disturb(self, chance):
-        self.disturbed = True
-        chance.choice(
-            [
-                self.engine.clear,
-                lambda: self.engine.set_hot_cache(False),
-                lambda: self.engine.freeze(True),
-            ]
-        )()
-        self.engine.set_hot_cache(True)
-        self.engine.freeze(False)
+        disturbances = [
+            self.engine.clear,
+            lambda: self.engine.set_hot_cache(False),
+            lambda: self.engine.freeze(True),
+        ]
+        with self.gate.alone():
+            chance.choice(disturbances)()
+            self.engine.set_hot_cache(True)
+            self.engine.freeze(False)
 
 
 def run_load(rounds, seconds=0.0, metadata=None, beside=None):
@@ -162,6 +186,7 @@ def run_load(rounds, seconds=0.0, metadata=None, beside=None):
         engine.get_kv_events()
     finally:
         engine.close()
+    assert load.num_pinned_tokens > 0
     return load.num_loaded_tokens
 
 

@@ -15,18 +15,19 @@ from lmcache.v1.lookup_client.factory import LookupClientFactory
 TESTS = Path(__file__).parent.parent
 WORLD_SIZE = 4
 NUM_CHUNKS = 6
-N = CHUNK_TOKENS
+KINDS = {"raw": CHUNK_TOKENS, "paged": 256}  # tokens per chunk of each kind of KV
 
 
 class World:
     """The worker processes and the scheduler's client."""
 
-    def __init__(self):
+    def __init__(self, kind):
+        self.chunk_tokens = KINDS[kind]
         path = os.pathsep.join(str(p) for p in (TESTS.parent, TESTS))
         program = str(TESTS / "concurrency" / "world_worker.py")
         self.workers = [
             subprocess.Popen(
-                [sys.executable, program, str(rank), str(WORLD_SIZE), str(NUM_CHUNKS)],
+                [sys.executable, program, kind, str(rank), str(WORLD_SIZE), str(NUM_CHUNKS)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},
@@ -34,7 +35,7 @@ class World:
             )
             for rank in range(WORLD_SIZE)
         ]
-        config = make_config(lookup_timeout_ms=60_000)
+        config = make_config(lookup_timeout_ms=60_000, chunk_size=self.chunk_tokens)
         metadata = make_metadata(world_size=WORLD_SIZE, engine_id="world")
         self.client = LookupClientFactory.create_lookup_client(config, metadata)
         for worker in self.workers:
@@ -60,44 +61,51 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
+def world(request, tmp_path, monkeypatch):
+    """A world of the kind of KV that the test is parametrized with."""
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
-    made = World()
+    made = World(request.param)
     yield made
     made.close()
 
 
+@pytest.mark.parametrize("world", KINDS, indirect=True)
 def test_every_rank_loads_its_own_bytes_of_what_the_scheduler_found(world):
-    tokens = Prompt(1, 4 * N).tokens.tolist()
-    world.ask_all("store", tokens[: 2 * N])
-    world.ask_all("store", tokens, 2 * N)
+    n = world.chunk_tokens
+    tokens = Prompt(1, 4 * n).tokens.tolist()
+    world.ask_all("store", tokens[: 2 * n])
+    world.ask_all("store", tokens, 2 * n)
 
-    assert world.client.lookup(tokens, "r") == 4 * N
-    assert world.ask_all("load", tokens) == [[4 * N, True, True]] * WORLD_SIZE
+    assert world.client.lookup(tokens, "r") == 4 * n
+    assert world.ask_all("load", tokens) == [[4 * n, True, True]] * WORLD_SIZE
     world.ask_all("unpin", "r")
     world.ask_all("finish")
 
 
+@pytest.mark.parametrize("world", KINDS, indirect=True)
 def test_ranks_that_lost_different_parts_agree_on_the_least(world):
-    tokens = Prompt(1, 4 * N).tokens.tolist()
+    n = world.chunk_tokens
+    tokens = Prompt(1, 4 * n).tokens.tolist()
     world.ask_all("store", tokens)
     # Room for four more makes rank 2 lose the tail; rank 1 forgets the prompt and stores a half.
-    world.ask(2, "store", Prompt(2, 3 * N).tokens.tolist())
+    world.ask(2, "store", Prompt(2, 3 * n).tokens.tolist())
     world.ask(1, "forget", tokens)
-    world.ask(1, "store", tokens[: 2 * N])
+    world.ask(1, "store", tokens[: 2 * n])
 
-    assert world.client.lookup(tokens, "r") == 2 * N
+    assert world.client.lookup(tokens, "r") == 2 * n
     loads = world.ask_all("load", tokens)
     assert all(is_right and is_untouched for _, is_right, is_untouched in loads)
-    assert [num_tokens for num_tokens, _, _ in loads] == [4 * N, 2 * N, 3 * N, 4 * N]
+    assert [num_tokens for num_tokens, _, _ in loads] == [4 * n, 2 * n, 3 * n, 4 * n]
     world.ask_all("unpin", "r")
     world.ask_all("finish")
 
 
+@pytest.mark.parametrize("world", ["raw"], indirect=True)
 def test_a_killed_rank_makes_lookups_misses_and_harms_no_other(world):
-    tokens = Prompt(1, 4 * N).tokens.tolist()
+    n = world.chunk_tokens
+    tokens = Prompt(1, 4 * n).tokens.tolist()
     world.ask_all("store", tokens)
-    assert world.client.lookup(tokens, "before") == 4 * N
+    assert world.client.lookup(tokens, "before") == 4 * n
     world.client.config.lookup_timeout_ms = 500
 
     world.workers[3].kill()
@@ -106,7 +114,7 @@ def test_a_killed_rank_makes_lookups_misses_and_harms_no_other(world):
     assert [world.client.lookup(tokens, str(i)) for i in range(20)] == [0] * 20
     assert world.client.silent_ranks == [3]
     for rank in range(3):
-        assert world.ask(rank, "load", tokens) == [4 * N, True, True]
+        assert world.ask(rank, "load", tokens) == [4 * n, True, True]
         for lookup_id in ("before", *map(str, range(20))):
             world.ask(rank, "unpin", lookup_id)
         world.ask(rank, "finish")

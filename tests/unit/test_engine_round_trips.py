@@ -229,6 +229,59 @@ def test_paged_kv_of_every_dtype_comes_back(engine_of, dtype, block_tokens, use_
         assert torch.equal(kept, found)
 
 
+def slots_of(block_ids, block_tokens):
+    """Where the tokens of some blocks are, as a serving engine maps them."""
+    blocks = torch.tensor(block_ids)
+    return (blocks[:, None] * block_tokens + torch.arange(block_tokens)).flatten()
+
+
+@pytest.mark.parametrize("block_tokens", [16, 256])
+def test_paged_kv_of_every_block_count_comes_back(engine_of, block_tokens):
+    cache = PagedCache(engine_of, torch.bfloat16, block_tokens, num_blocks=80)
+    for count in range(1, 65):
+        numbers = torch.Generator().manual_seed(count)
+        tokens = tokens_of(count, count * block_tokens)
+        slots = slots_of(torch.randperm(80, generator=numbers)[:count].tolist(), block_tokens)
+        whole = len(tokens) // CHUNK * CHUNK
+        expected = cache.rows(slots)
+        call = {"kvcaches": cache.layers, "slot_mapping": slots}
+
+        cache.engine.store(tokens, **call)
+        cache.poison(slots[:whole])
+        loaded = cache.engine.retrieve(tokens, **call)
+
+        assert int(loaded.sum()) == whole
+        for kept, found in zip(expected, cache.rows(slots), strict=True):
+            assert torch.equal(kept, found)
+
+
+def test_paged_kv_of_a_chunked_prefill_and_of_partial_prefixes_comes_back(engine_of):
+    cache = PagedCache(engine_of, torch.bfloat16, 16, num_blocks=128)
+    num_tokens = 8 * CHUNK
+    tokens, slots = tokens_of(1, num_tokens), slots_of(list(range(128))[::-1], 16)
+    expected = cache.rows(slots)
+    for end in range(2 * CHUNK, num_tokens + 1, 2 * CHUNK):
+        call = {"kvcaches": cache.layers, "slot_mapping": slots[:end]}
+        cache.engine.store(tokens[:end], mask=keep_from(end, end - 2 * CHUNK), **call)
+
+    call = {"kvcaches": cache.layers, "slot_mapping": slots}
+    for first in (0, CHUNK, 5 * CHUNK, num_tokens):
+        cache.poison(slots)
+        loaded = cache.engine.retrieve(tokens, mask=keep_from(num_tokens, first), **call)
+
+        assert int(loaded.sum()) == num_tokens - first
+        for kept, found in zip(expected, cache.rows(slots), strict=True):
+            assert torch.equal(kept[:, first:], found[:, first:])
+            assert bool((found[:, :first] == 0xEE).all())
+    diverged = tokens.clone()
+    diverged[3 * CHUNK + 5] += 1
+    cache.poison(slots)
+    assert int(cache.engine.retrieve(diverged, **call).sum()) == 3 * CHUNK
+    for kept, found in zip(expected, cache.rows(slots), strict=True):
+        assert torch.equal(kept[:, : 3 * CHUNK], found[:, : 3 * CHUNK])
+        assert bool((found[:, 3 * CHUNK :] == 0xEE).all())
+
+
 @pytest.mark.parametrize("bad_slot", [2048, -1])
 def test_slot_mappings_out_of_range_are_named_and_leave_nothing(engine_of, bad_slot):
     cache = PagedCache(engine_of, torch.bfloat16, 16, 128)

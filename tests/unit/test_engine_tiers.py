@@ -1,5 +1,7 @@
 """Engines over several tiers: where chunks go, who serves them, and what counts as resident."""
 
+import threading
+
 import pytest
 from builders import CHUNK_TOKENS, CPU
 from engine_builders import Prompt, assert_nothing_held, retrieve, store
@@ -89,3 +91,16 @@ def test_an_unknown_store_location_is_refused_and_an_unknown_retrieve_location_w
         make_engine(store_location="Nowhere")
     make_engine(retrieve_locations=["Nowhere"])
     assert "retrieve_locations names 'Nowhere'" in caplog.text
+
+
+def test_a_post_init_that_fails_leaves_no_event_loop_of_its_plugins(make_engine):
+    def loops():
+        return [t for t in threading.enumerate() if t.name == "storage-manager-event-loop"]
+
+    before = loops()
+    with pytest.raises(ConfigError, match="store_location='Nowhere' names no tier"):
+        with_plugin(make_engine, store_location="Nowhere")
+
+    assert loops() == before
+    with_plugin(make_engine)
+    assert len(loops()) == len(before) + 1

@@ -136,6 +136,33 @@ def test_after_a_loss_the_events_still_end_in_what_is_there(make_engine, connect
     assert known == {key.chunk_hash.to_bytes(16, "big") for key in residents}
 
 
+def test_events_behind_a_loss_that_the_snapshot_has_told_are_not_told_again(make_engine, connector):
+    engine = make_engine(num_chunks=4, enable_kv_events=True)
+    engine._kv_events._subscription.close()
+    engine._kv_events._subscription = engine.storage_manager.subscribe(capacity=2)
+    one, two = Prompt(1, N), Prompt(2, N, first_block=64)
+    store(engine, one, connector)
+    assert len(engine.get_kv_events()) == 1
+
+    store(engine, two, connector)  # this event is the one that is lost
+    engine.clear(one.tokens)
+    store(engine, one, connector)
+
+    assert [event.block_hashes for event in engine.get_kv_events()] == [told_hashes(engine, two)]
+    assert engine.get_kv_events() == []
+
+
+def test_after_the_engine_was_closed_nothing_more_is_told(make_engine, connector):
+    engine = make_engine(enable_kv_events=True)
+    store(engine, Prompt(1, 2 * N), connector)
+    engine.get_kv_events()
+    store(engine, Prompt(2, 2 * N, first_block=64), connector)
+
+    engine.close()
+
+    assert engine.get_kv_events() == []
+
+
 def test_hashes_of_64_bits_are_told_as_numbers(make_engine, connector):
     engine = make_engine(enable_kv_events=True, pre_caching_hash_algorithm="builtin")
     prompt = Prompt(1, N)

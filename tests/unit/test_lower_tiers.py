@@ -1,7 +1,7 @@
 """What is known of a tier below the CPU tier without asking it, and what is passed on to it."""
 
 import pytest
-from builders import CPU, allocate, keys, order, put, put_all
+from builders import CPU, allocate, evict, keys, order, put, put_all
 from fakes import OldPlugin, ReportingPlugin, StoredBytes
 
 from lmcache.v1.storage_backend.placement import Placement
@@ -29,6 +29,15 @@ class WritesLater(ReportingPlugin):
 
     def drain(self):
         self.calls.append("drain")
+
+
+class LosesOne(OldPlugin):
+    """Has evicted one chunk by the time it is read, as any shared tier may."""
+
+    lost = None
+
+    def batched_get_blocking(self, keys):
+        return [None if key == self.lost else self.get_blocking(key) for key in keys]
 
 
 def test_a_put_in_flight_to_a_lower_tier_is_present_from_its_admission(make_manager):
@@ -83,6 +92,22 @@ def test_clearing_a_tier_of_0_5_6_forgets_what_was_known_of_it(make_manager):
     sm.clear(["old"])
 
     assert sm.touch(keys(1)).verdicts == [GONE]
+
+
+def test_what_a_tier_read_behind_a_gap_is_given_back(make_manager):
+    sm = make_manager(tiers={"old": LosesOne})
+    put_all(sm, keys(4), location="old")
+    sm.storage_backends["old"].lost = keys(4)[1]
+
+    prefix = []
+    sm.get_prefix(keys(4), prefix)
+
+    assert [bool((obj.raw_tensor == 1).all()) for obj in prefix] == [True]
+    prefix[0].ref_count_down()
+    written_back = sm.local_cpu_backend.hot_cache
+    assert set(written_back) == {keys(4)[0], *keys(2, first=3)}
+    assert [obj.get_ref_count() for obj in written_back.values()] == [1, 1, 1]
+    assert evict(sm, 3)
 
 
 def test_a_hint_is_bounded_and_forgets_the_key_seen_longest_ago():

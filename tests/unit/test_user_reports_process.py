@@ -1,6 +1,6 @@
 """Reported faults of start and end: exit, sizing, imports, the pool's first touch of memory.
 
-Each docstring begins with the id of the report.
+Each docstring begins with the id of the report, or cites the decision.
 """
 
 import os
@@ -48,6 +48,69 @@ for module in ("numba", "numpy", "cupy", "triton", "requests", "aiohttp", "trans
     assert module not in set(sys.modules) - before, module
 assert not torch.cuda.is_initialized()
 print("touched")
+"""
+ENGINE_WITHOUT_NETWORK = r"""
+import os, re, socket, sys
+sys.path.insert(0, "tests")
+import torch
+opened = []
+def listen(event, args):
+    if event.startswith("socket.") and not (args and is_local(event, args)):
+        opened.append((event, args))
+        raise AssertionError(f"a socket of the network was used: {event} {args}")
+def is_local(event, args):
+    if event == "socket.__new__":
+        return args[1] == socket.AF_UNIX
+    return isinstance(args[0], socket.socket) and args[0].family == socket.AF_UNIX
+sys.addaudithook(listen)
+from builders import make_config, make_metadata
+from engine_builders import AtomConnector, AtomMetadata, Prompt, retrieve, store
+from lmcache.v1.cache_engine import LMCacheEngineBuilder
+from lmcache.v1.lookup_client.factory import LookupClientFactory
+connector, prompt = AtomConnector(), Prompt(1, 64)
+metadata = AtomMetadata(make_metadata(engine_id="e"))
+config = make_config(enable_kv_events=True)
+engine = LMCacheEngineBuilder.get_or_create("x", config, metadata, connector, None, None)
+engine.post_init()
+server = LookupClientFactory.create_lookup_server(engine, metadata)
+client = LookupClientFactory.create_lookup_client(config, metadata)
+store(engine, prompt, connector)
+assert client.lookup(prompt.tokens.tolist(), "r") == 64
+assert retrieve(engine, prompt) == 64
+engine.lookup_unpin("r")
+# What native code opens raises no audit event, and is seen here.
+links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+         if os.path.islink(f"/proc/self/fd/{fd}")]
+mine = {found[1] for link in links if (found := re.fullmatch(r"socket:.(\d+).", link))}
+assert mine, "the lookup service has unix sockets, which are not there"
+for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+    with open(f"/proc/self/net/{table}") as rows:
+        assert not mine & {row.split()[9] for row in list(rows)[1:]}, table
+client.close()
+server.close()
+LMCacheEngineBuilder.destroy("x")
+assert not opened, opened
+print("served")
+"""
+ENVIRONMENT_LEFT_ALONE = """
+import importlib, os, pkgutil, sys
+sys.path.insert(0, "tests")
+import torch
+assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
+before = dict(os.environ)
+import lmcache
+for module in pkgutil.walk_packages(lmcache.__path__, "lmcache."):
+    importlib.import_module(module.name)
+from builders import make_config, make_metadata
+from engine_builders import AtomConnector, AtomMetadata, Prompt, store
+from lmcache.v1.cache_engine import LMCacheEngineBuilder
+connector, metadata = AtomConnector(), AtomMetadata(make_metadata(engine_id="e"))
+engine = LMCacheEngineBuilder.get_or_create("x", make_config(), metadata, connector, None, None)
+engine.post_init()
+store(engine, Prompt(1, 64), connector)
+LMCacheEngineBuilder.destroy("x")
+assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+print("unchanged")
 """
 NO_NATIVE_CORE = """
 import sys
@@ -118,6 +181,26 @@ def test_touch_needs_no_network_no_device_and_no_optional_package():
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "touched"
+
+
+def test_an_engine_that_serves_uses_no_socket_of_the_network(tmp_path, monkeypatch):
+    """Decision "telemetry by default: none": nothing is sent anywhere by itself."""
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+
+    done = run_python(ENGINE_WITHOUT_NETWORK)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "served"
+
+
+def test_the_environment_of_the_process_is_left_alone(monkeypatch):
+    """Decision "PROMETHEUS_MULTIPROC_DIR is set: the environment is left alone"."""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+
+    done = run_python(ENVIRONMENT_LEFT_ALONE)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "unchanged"
 
 
 def test_a_missing_native_core_is_named_with_the_remedy():
