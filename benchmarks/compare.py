@@ -32,7 +32,8 @@ class Figure:
         script, options: What to run.
         value: Which of the script's values.
         unit: Its unit.
-        floor, goal: What the ratio fork / upstream should reach, in words.
+        floor, goal: What should be reached, in words: the ratio fork / upstream, or the fork's own
+            value where the unit says so or there is none.
         fork_only: There is nothing to measure upstream.
     """
 
