@@ -89,7 +89,7 @@ def _make_engine(pool_tokens: int) -> Any:
     kv_shape = (NUM_LAYERS, 2, CHUNK_TOKENS, 1, HIDDEN)
     metadata = LMCacheMetadata("model", 1, 1, 0, 0, torch.bfloat16, kv_shape)
     connector: Any = TorchPagedConnector()
-    if is_fork():
+    if is_fork():  # imported here: upstream's package of that name wants a GPU
         from lmcache.v1.gpu_connector import VLLMPagedMemGPUConnectorV2
 
         connector = VLLMPagedMemGPUConnectorV2.from_metadata(metadata)

@@ -206,6 +206,16 @@ class AnonymousPins:
                 pin.carrier, pin.count = carrier, 1
         return surplus
 
+    def holds(
+        self, holder: AnonymousHolder, keys: Sequence[Key], carriers: Sequence[Pinned]
+    ) -> bool:
+        """Whether these very carriers are in the book for `holder`."""
+        pins = self._pins.get(holder, {})
+        return all(
+            key in pins and pins[key].carrier is carrier
+            for key, carrier in zip(keys, carriers, strict=True)
+        )
+
     def uncounted(self, holder: AnonymousHolder) -> list[Key]:
         """Return the keys whose use is not in the order yet, as pinned."""
         return [key for key, pin in self._pins.get(holder, {}).items() if not pin.is_counted]

@@ -108,11 +108,17 @@ class PinTable:
             if carriers:
                 self.add(owner, keys[: len(carriers)], carriers)
         except BaseException:  # interrupted: a pin in no table would never be released
-            wanted = keys[: len(carriers)]
-            if owner is None or not self._lookups.holds(owner, wanted, carriers):
+            if not self._holds(owner, keys[: len(carriers)], carriers):
                 _unpin(carriers)
             raise
         return len(carriers)
+
+    def _holds(
+        self, owner: PinOwner | None, keys: Sequence[Key], carriers: Sequence[Pinned]
+    ) -> bool:
+        if owner is None:
+            return self._anonymous.holds(_anonymous_holder(), keys, carriers)
+        return self._lookups.holds(owner, keys, carriers)
 
     def add(self, owner: PinOwner | None, keys: Sequence[Key], carriers: Sequence[Pinned]) -> None:
         """Take over one pin that each carrier has already.

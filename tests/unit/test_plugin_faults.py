@@ -7,6 +7,7 @@ from engine_builders import Prompt, assert_nothing_held, retrieve, store
 from fakes import OldPlugin
 
 from lmcache.v1.memory_format import MemoryFormat
+from lmcache.v1.pin_monitor import PinMonitor
 
 N = CHUNK_TOKENS
 
@@ -105,8 +106,11 @@ def test_pins_that_a_plug_in_took_before_it_failed_are_owned_and_released(sm):
     liar = sm.storage_backends["liar"]
     liar.fail_pin_at = 2
 
-    assert sm.batched_contains(keys(8), pin=True, owner="r")[0] == 5
+    PinMonitor.DestroyInstance()
+    assert sm.batched_contains(keys(8), ["liar"], pin=True, owner="other")[0] == 0
+    assert sm.batched_contains(keys(5, first=4), ["liar"], pin=True, owner="r")[0] == 2
     assert liar.pins == 2
+    assert PinMonitor.GetOrCreate()._thread is not None  # they expire like any other
     sm.release_lookup("r")
 
     assert liar.pins == 0

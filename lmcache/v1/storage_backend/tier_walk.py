@@ -17,6 +17,8 @@ from lmcache.v1.storage_backend.tier_set import Tier, TierSet
 
 logger = init_logger(__name__)
 
+_MISFIT = "misfit"
+
 
 class TierWalk:
     """Data operations over a set of tiers. A lower tier's fault costs a miss, and one log line.
@@ -190,9 +192,7 @@ class TierWalk:
     ) -> None:
         for index, (answer, size_bytes) in enumerate(zip(answers, sizes, strict=True)):
             if answer is not None and answer.get_size() != size_bytes:
-                self._note_error(
-                    tier, f"get (an object of {answer.get_size()} bytes for {size_bytes})"
-                )
+                self._note_misfit(tier, answer.get_size(), size_bytes)
                 answer.ref_count_down()
                 answers[index] = None
 
@@ -265,19 +265,20 @@ class TierWalk:
         def note_error() -> None:
             self._note_error(tier, "unpin")
 
-        for index, key in enumerate(keys):
+        num_pinned = 0
+        for key in keys:
             try:
-                is_pinned = tier.backend.pin(key)
+                if not tier.backend.pin(key):
+                    break
             except Exception:  # what was pinned so far is in the table, and counts
                 self._note_error(tier, "pin")
-                return index
-            if not is_pinned:
-                return index
+                break
             if owner is not None:
                 pins.add(owner, (key,), (PluginPin(tier.backend, key, note_error),))
-        if keys and owner is not None:
+            num_pinned += 1
+        if num_pinned and owner is not None:
             PinMonitor.GetOrCreate().wake()
-        return len(keys)
+        return num_pinned
 
     def touch_cache(self, owner: PinOwner | None) -> None:
         """Count pinned lookups as uses in every tier that keeps such an order."""
@@ -374,6 +375,18 @@ class TierWalk:
             tier.hint.add(keys)
         else:
             tier.hint.discard(keys)
+
+    def _note_misfit(self, tier: Tier, size_bytes: int, wanted_bytes: int) -> None:
+        self.num_tier_errors += 1
+        if (tier.name, _MISFIT) not in self._reported:
+            self._reported.add((tier.name, _MISFIT))
+            logger.error(
+                "%s gave an object of %d bytes for a chunk of %d, which counts as a miss; logged "
+                "once per tier",
+                tier.name,
+                size_bytes,
+                wanted_bytes,
+            )
 
     def _note_error(self, tier: Tier, call: str) -> None:
         self.num_tier_errors += 1
