@@ -107,7 +107,6 @@ def test_pins_that_a_plug_in_took_before_it_failed_are_owned_and_released(sm):
     liar.fail_pin_at = 2
 
     PinMonitor.DestroyInstance()
-    assert sm.batched_contains(keys(8), ["liar"], pin=True, owner="other")[0] == 0
     assert sm.batched_contains(keys(5, first=4), ["liar"], pin=True, owner="r")[0] == 2
     assert liar.pins == 2
     assert PinMonitor.GetOrCreate()._thread is not None  # they expire like any other
