@@ -1,7 +1,7 @@
 from typing import Any
 
 """
-Native core of lmcache: keys, pools, the hot index, eviction orders, batched copies.
+Native core of lmcache: keys, pools, the hot index, eviction orders, batched copies, chunk files.
 """
 
 from collections.abc import Sequence
@@ -299,6 +299,11 @@ class HotIndex:
     def allocate(self, cls: object, spec: object | None, nbytes: int, count: int, parent: object | None, holds_lock: bool = False) -> Any:
         """`count` new blocks, evicting as little as needed; None evicts nothing."""
 
+    def make_room(self, nbytes: int, holds_lock: bool = False) -> Any:
+        """
+        Evict the coldest until `nbytes` of theirs are gone; None evicts nothing.
+        """
+
     @property
     def num_evicted(self) -> int: ...
 
@@ -398,3 +403,48 @@ def find_overlap(bases: object, item_bytes: object, slot_strides: object, block_
     """
     Say which segments of gather's have slots that share bytes; an empty text if none do.
     """
+
+FILE_GOOD: int = 0
+
+FILE_SHORT: int = -1
+
+FILE_ALTERED: int = -2
+
+FILE_FOREIGN: int = -3
+
+FILE_SKIPPED: int = -4
+
+def chunk_head_bytes(key_bytes: int, layout_bytes: int) -> int:
+    """Bytes of the head of a chunk file with such a key and layout."""
+
+def checksum(bytes: bytes) -> tuple[Any, ...]:
+    """The two sums of a chunk file's checksum."""
+
+class ChunkFiles:
+    """The chunk files of one directory."""
+
+    def __init__(self, directory_fd: int, direct: bool, num_threads: int) -> None: ...
+
+    def write(self, jobs: list[Any]) -> list[Any]:
+        """
+        Write (name, key, layout, address, nbytes) each; one status per job: 0 or an errno. Files appear whole, in the order given. Without the interpreter's lock.
+        """
+
+    def read(self, jobs: list[Any]) -> list[Any]:
+        """
+        Read (name, key, head_bytes, address, nbytes) each; one status per job: FILE_*, or an errno. Without the interpreter's lock.
+        """
+
+    def read_heads(self, names: Sequence[str]) -> list[Any]:
+        """(status, key, layout, head_bytes, nbytes) per name."""
+
+    def remove(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """
+        Remove files; (position, errno) of those that could not be. One that is not there is no failure.
+        """
+
+    @property
+    def num_not_direct(self) -> int:
+        """
+        Files that went through the page cache although `direct` was asked for.
+        """

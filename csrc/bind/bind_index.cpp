@@ -3,123 +3,19 @@
 #include <unordered_set>
 
 #include "bind/ledger.h"
+#include "bind/lock_guard.h"
+#include "bind/sequences.h"
 
 namespace lmcache {
+
+PyObject* g_lock_is_held = nullptr;
 
 namespace {
 
 using Table = KeyTable<Entry*>;
 
-PyObject* g_lock_is_held = nullptr;  // exception type, set once at import
-
-// A borrowed view of a list or tuple of keys, checked before anything is changed.
-class KeySequence {
- public:
-  explicit KeySequence(nb::handle keys)
-      : fast_(nb::steal(PySequence_Fast(keys.ptr(), "keys must be a sequence of CacheEngineKey"))) {
-    if (!fast_.is_valid()) throw nb::python_error();
-    items_ = PySequence_Fast_ITEMS(fast_.ptr());
-    size_ = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
-    const PyTypeObject* known = nullptr;  // keys of one batch are nearly always of one class
-    for (size_t i = 0; i < size_; ++i) {
-      if (Py_TYPE(items_[i]) == known && nb::inst_ready(items_[i])) continue;
-      if (is_key(items_[i])) {
-        known = Py_TYPE(items_[i]);
-        continue;
-      }
-      throw nb::type_error(("keys[" + std::to_string(i) + "] is a " + Py_TYPE(items_[i])->tp_name +
-                            ", not a CacheEngineKey")
-                               .c_str());
-    }
-  }
-  size_t size() const { return size_; }
-  PyObject* operator[](size_t i) const { return items_[i]; }
-
- private:
-  nb::object fast_;
-  PyObject** items_;
-  size_t size_;
-};
-
-// A borrowed view of a list or tuple of as many memory objects.
-class BlockSequence {
- public:
-  BlockSequence(nb::handle blocks, size_t size)
-      : fast_(nb::steal(PySequence_Fast(blocks.ptr(), "memory objects must be a sequence"))) {
-    if (!fast_.is_valid()) throw nb::python_error();
-    items_ = PySequence_Fast_ITEMS(fast_.ptr());
-    const size_t given = static_cast<size_t>(PySequence_Fast_GET_SIZE(fast_.ptr()));
-    if (given != size) {
-      throw nb::value_error((std::to_string(size) + " keys do not go with " +
-                             std::to_string(given) + " memory objects")
-                                .c_str());
-    }
-    for (size_t i = 0; i < given; ++i) {
-      if (!is_block(items_[i])) {
-        throw nb::type_error(
-            (name_of(i) + " is a " + Py_TYPE(items_[i])->tp_name + ", not a MemoryObj").c_str());
-      }
-      Block& block = nb::inst_ptr<PyBlock>(items_[i])->core;
-      if (block.pool().freed(block)) {
-        throw nb::value_error((name_of(i) + " was released already").c_str());
-      }
-    }
-  }
-  nb::handle operator[](size_t i) const { return items_[i]; }
-
- private:
-  static std::string name_of(size_t i) { return "memory_objs[" + std::to_string(i) + "]"; }
-
-  nb::object fast_;
-  PyObject** items_;
-};
-
 // What touch answers per key.
 enum class Answer : char { kAbsent = 0, kMoved = 1, kResident = 2 };
-
-// A Python lock's methods, bound once: looking them up makes an object, and that may start a
-// garbage collection, whose finalisers must not run under the lock.
-struct LockCalls {
-  nb::object acquire;
-  nb::object release;
-  explicit LockCalls(const nb::object& lock)
-      : acquire(lock.attr("acquire")), release(lock.attr("release")) {}
-};
-
-// Holds a Python lock for one native step. No bytecode runs between taking and giving it back, so a
-// thread that loses the interpreter never holds it meanwhile. It never waits: where somebody else
-// holds the lock it raises LockIsHeld, and the caller waits in Python, where a thread may end at
-// exit.
-class LockGuard {
- public:
-  LockGuard(const LockCalls& lock, bool caller_holds_it) : lock_(lock), taken_(!caller_holds_it) {
-    if (!taken_) return;
-    nb::object got = nb::steal(PyObject_CallOneArg(lock_.acquire.ptr(), Py_False));
-    if (!got.is_valid()) throw nb::python_error();
-    if (got.ptr() == Py_True) return;
-    PyErr_SetNone(g_lock_is_held);
-    throw nb::python_error();
-  }
-  LockGuard(const LockGuard&) = delete;
-  LockGuard& operator=(const LockGuard&) = delete;
-  ~LockGuard() {
-    if (!taken_) return;
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    if (PyObject* result = PyObject_CallNoArgs(lock_.release.ptr())) {
-      Py_DECREF(result);
-    } else {
-      PyErr_WriteUnraisable(lock_.release.ptr());
-    }
-    PyErr_Restore(type, value, trace);
-  }
-
- private:
-  const LockCalls& lock_;
-  const bool taken_;
-};
 
 // Key -> memory object for one pool, with the order in which they leave, and the only code that
 // adds or removes one: table, order, pool and ledger change in one step. The table is guarded by
@@ -343,6 +239,21 @@ class HotIndex {
       report_removed(gone, Removal::kCapacity);
     }
     return make_blocks(cls, pool_, made.extents, nbytes, spec, parent);
+  }
+
+  // Evicts the coldest entries that nobody holds until `nbytes` of theirs are gone, under the lock.
+  // Returns their blocks; None, evicting nothing, when there are not as many bytes.
+  nb::object make_room(uint64_t nbytes, bool holds_lock) {
+    Removed gone;
+    {
+      const LockGuard guard(lock_, holds_lock);
+      std::vector<Entry*> victims;
+      if (!pool_->take_coldest(order_, nbytes, victims)) return nb::none();
+      for (Entry* victim : victims) gone.push_back(forget(victim));
+      count_evicted(gone.size());
+      report_removed(gone, Removal::kCapacity);
+    }
+    return values_of(gone);
   }
   uint64_t num_evicted() const { return num_evicted_; }
   uint64_t num_evictions() const { return num_evictions_; }
@@ -581,6 +492,8 @@ void bind_index(nb::module_& m) {
            nb::arg("nbytes"), nb::arg("count"), nb::arg("parent").none(),
            nb::arg("holds_lock") = false,
            "`count` new blocks, evicting as little as needed; None evicts nothing.")
+      .def("make_room", &HotIndex::make_room, nb::arg("nbytes"), nb::arg("holds_lock") = false,
+           "Evict the coldest until `nbytes` of theirs are gone; None evicts nothing.")
       .def_prop_ro("num_evicted", &HotIndex::num_evicted)
       .def_prop_ro("num_evictions", &HotIndex::num_evictions, "Times that room was made.")
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))

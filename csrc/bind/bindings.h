@@ -68,5 +68,6 @@ void bind_order(nb::module_& m);
 void bind_copy(nb::module_& m);
 void bind_tokens(nb::module_& m);
 void bind_block_copy(nb::module_& m);
+void bind_chunk_file(nb::module_& m);
 
 }  // namespace lmcache

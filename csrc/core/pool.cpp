@@ -248,6 +248,25 @@ std::vector<Entry*> Pool::evictable(EvictionOrder& order) {
   return all;
 }
 
+bool Pool::take_coldest(EvictionOrder& order, uint64_t nbytes, std::vector<Entry*>& victims) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  if (evictable_bytes() < nbytes) return false;
+  VictimCursor cursor(order);
+  uint64_t taken = 0;
+  while (taken < nbytes) {
+    Entry* entry = cursor.next();
+    if (!entry) break;
+    if (entry->block->held()) {
+      order.park(entry);  // out of the way of every later search
+      continue;
+    }
+    victims.push_back(entry);
+    taken += entry->block->size_bytes_;
+  }
+  for (Entry* victim : victims) uncache_locked(order, victim);
+  return true;
+}
+
 uint64_t Pool::version() {
   return locked([&] { return version_; });
 }

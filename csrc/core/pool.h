@@ -104,6 +104,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
   bool would_fit(uint64_t nbytes, EvictionOrder& order);
   std::vector<Entry*> first_victims(EvictionOrder& order, size_t count);
   std::vector<Entry*> evictable(EvictionOrder& order);
+  // Takes the coldest entries that nobody holds out of the order until they have `nbytes` between
+  // them. Returns false, and takes none, when there are not as many bytes.
+  bool take_coldest(EvictionOrder& order, uint64_t nbytes, std::vector<Entry*>& victims);
 
   // --- waiting and looking ------------------------------------------------------------------
   uint64_t version();

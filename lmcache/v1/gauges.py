@@ -51,6 +51,44 @@ class CpuTierGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskTierGauges:
+    """The disk tier's part of `ManagerGauges`; all zeros where there is no disk tier.
+
+    Attributes:
+        capacity_bytes, used_bytes: Of files, heads included; what waits to be written and what an
+            earlier run left counts as used.
+        num_entries: Keys held, those in flight included.
+        num_queued, in_flight_bytes: Chunks that are not on disk yet, and their bytes in memory.
+        num_pins: Pins that lookups hold.
+        forced_releases: Pins that were released because they exceeded their time.
+        unmatched_releases: Releases of pins that were not there.
+        dropped_queue_full, dropped_no_room: Puts not taken: too much in flight, or nothing to evict
+            for them.
+        failed_writes: Chunks that left because their file could not be written.
+        failed_reads: Reads that failed and counted as misses.
+        bad_files: Files, of this or an earlier run, that were short, altered or foreign.
+        adopted_entries: Keys found again from an earlier run.
+        evicted_entries: Keys that left to make room.
+    """
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    num_entries: int = 0
+    num_queued: int = 0
+    in_flight_bytes: int = 0
+    num_pins: int = 0
+    forced_releases: int = 0
+    unmatched_releases: int = 0
+    dropped_queue_full: int = 0
+    dropped_no_room: int = 0
+    failed_writes: int = 0
+    failed_reads: int = 0
+    bad_files: int = 0
+    adopted_entries: int = 0
+    evicted_entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PinTotals:
     """What the pin tables of tiers that know no pin owners add up to.
 
@@ -80,8 +118,8 @@ class ManagerGauges:
         events_pending: Events that no subscriber took yet, over all subscriptions.
         event_lag_seconds: Age of the oldest of them; 0 when there is none.
         tier_errors: Calls of a tier that raised and counted as a miss.
-        cpu: The CPU tier's.
-        plugin_pins: Of the tiers that know no pin owners; the CPU tier's pins are not among them.
+        cpu, disk: The CPU tier's and the disk tier's.
+        plugin_pins: Of the tiers that know no pin owners; the local tiers' are not among them.
     """
 
     source: GaugeSource = field(repr=False, compare=False)
@@ -94,4 +132,5 @@ class ManagerGauges:
     event_lag_seconds: float
     tier_errors: int
     cpu: CpuTierGauges
+    disk: DiskTierGauges = DiskTierGauges()
     plugin_pins: PinTotals = PinTotals()

@@ -4,8 +4,14 @@ import atexit
 
 try:
     from lmcache._native import (
+        FILE_ALTERED,
+        FILE_FOREIGN,
+        FILE_GOOD,
+        FILE_SHORT,
+        FILE_SKIPPED,
         AddressRanges,
         Block,
+        ChunkFiles,
         EventReader,
         HandleOrder,
         HostPages,
@@ -17,6 +23,8 @@ try:
         call_each,
         check_keys,
         check_pairs,
+        checksum,
+        chunk_head_bytes,
         copy_batch,
         find_overlap,
         gather,
@@ -33,8 +41,14 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "FILE_ALTERED",
+    "FILE_FOREIGN",
+    "FILE_GOOD",
+    "FILE_SHORT",
+    "FILE_SKIPPED",
     "AddressRanges",
     "Block",
+    "ChunkFiles",
     "EventReader",
     "HandleOrder",
     "HostPages",
@@ -46,6 +60,8 @@ __all__ = [
     "call_each",
     "check_keys",
     "check_pairs",
+    "checksum",
+    "chunk_head_bytes",
     "copy_batch",
     "find_overlap",
     "gather",

@@ -14,6 +14,8 @@ from lmcache.v1.storage_backend.abstract_backend import (
 )
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as LOCAL_CPU
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.local_disk_backend import NAME as LOCAL_DISK
+from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 
 if TYPE_CHECKING:
     from lmcache.v1.config import LMCacheEngineConfig
@@ -56,6 +58,12 @@ def CreateStorageBackends(  # noqa: N802 (the name that callers import)
     elif LOCAL_CPU not in skip and config.max_local_cpu_size > 0 and metadata.role != "scheduler":
         backends[LOCAL_CPU] = LocalCPUBackend(config, metadata, dst_device, lmcache_worker)
     cpu = backends.get(LOCAL_CPU)
+    if LOCAL_DISK in kept:
+        backends[LOCAL_DISK] = kept[LOCAL_DISK]
+    elif LOCAL_DISK not in skip and config.local_disk and isinstance(cpu, LocalCPUBackend):
+        backends[LOCAL_DISK] = LocalDiskBackend(
+            config, loop, cpu, dst_device, lmcache_worker, metadata
+        )
     for name in config.storage_plugins or ():
         if name in kept:
             backends[name] = kept[name]
@@ -73,16 +81,14 @@ def CreateStorageBackends(  # noqa: N802 (the name that callers import)
 
 def _refuse_missing_tiers(config: "LMCacheEngineConfig") -> None:
     wanted = {
-        "local_disk": config.local_disk,
-        "max_local_disk_size": config.max_local_disk_size or None,
         "remote_url": config.remote_url,
         "remote_storage_plugins": config.remote_storage_plugins or None,
     }
     for name, value in wanted.items():
         if value is not None:
             raise UnsupportedFeatureError(
-                f"{name}={value!r}: this version has the CPU tier and storage plug-ins only; unset "
-                "it, or use upstream LMCache"
+                f"{name}={value!r}: this version has the CPU tier, the disk tier and storage "
+                "plug-ins only; unset it, or use upstream LMCache"
             )
 
 

@@ -1,7 +1,8 @@
 """Reading a storage manager's gauges from its parts."""
 
-from lmcache.v1.gauges import CpuTierGauges, GaugeSource, ManagerGauges, PinTotals
+from lmcache.v1.gauges import CpuTierGauges, DiskTierGauges, GaugeSource, ManagerGauges, PinTotals
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger
 from lmcache.v1.storage_backend.residency_moves import ResidencyMoves
 from lmcache.v1.storage_backend.tier_set import TierSet
@@ -44,11 +45,13 @@ class ManagerGaugesReader:
         self._tiers = tiers
         self._source = GaugeSource()
 
-    def read(self, cpu: LocalCPUBackend | None) -> ManagerGauges:
+    def read(
+        self, cpu: LocalCPUBackend | None, disk: LocalDiskBackend | None = None
+    ) -> ManagerGauges:
         """Return the gauges as of now.
 
         Args:
-            cpu: The CPU tier; its part is zeros without one.
+            cpu, disk: The local tiers; the part of one that is missing is zeros.
         """
         stored, removed = self._ledger.transition_counts()
         events = self._ledger.event_gauges()
@@ -63,5 +66,6 @@ class ManagerGaugesReader:
             event_lag_seconds=events.lag_seconds,
             tier_errors=self._walk.num_tier_errors,
             cpu=CpuTierGauges() if cpu is None else cpu.gauges(),
+            disk=DiskTierGauges() if disk is None else disk.gauges(),
             plugin_pins=PinTotals() if self._tiers is None else pin_totals(self._tiers),
         )

@@ -31,6 +31,8 @@ from lmcache.v1.storage_backend.cache_events import (
 from lmcache.v1.storage_backend.factory import CreateStorageBackends
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as LOCAL_CPU
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+from lmcache.v1.storage_backend.local_disk_backend import NAME as LOCAL_DISK
+from lmcache.v1.storage_backend.local_disk_backend import LocalDiskBackend
 from lmcache.v1.storage_backend.manager_gauges import ManagerGaugesReader
 from lmcache.v1.storage_backend.object_transfer import allocate_and_copy_objects
 from lmcache.v1.storage_backend.placement import Placement
@@ -70,6 +72,7 @@ class StorageManager(UnsupportedTransfers):
     Attributes:
         storage_backends: Name to backend, in search order.
         local_cpu_backend, allocator_backend: The CPU tier; None for role "scheduler".
+        local_disk_backend: The disk tier, if there is one.
         non_allocator_backends: Names of the tiers that use another's memory.
 
     Raises:
@@ -81,6 +84,7 @@ class StorageManager(UnsupportedTransfers):
     # Defaults for subclasses that do not run __init__: touch and events must work there too.
     storage_backends: "OrderedDict[str, StorageBackendInterface]" = OrderedDict()
     local_cpu_backend: LocalCPUBackend | None = None
+    local_disk_backend: LocalDiskBackend | None = None
     allocator_backend: AllocatorBackendInterface | None = None
     _late: "tuple[TierSet, TierWalk, ResidencyMoves, ManagerGaugesReader] | None" = None
     _event_loop: LazyEventLoop | None = None
@@ -136,6 +140,8 @@ class StorageManager(UnsupportedTransfers):
     def _adopt_backends(self) -> None:
         cpu = self.storage_backends.get(LOCAL_CPU)
         self.local_cpu_backend = cpu if isinstance(cpu, LocalCPUBackend) else None
+        disk = self.storage_backends.get(LOCAL_DISK)
+        self.local_disk_backend = disk if isinstance(disk, LocalDiskBackend) else None
         self.allocator_backend = self.local_cpu_backend
         self.non_allocator_backends = self.get_non_allocator_backends()
         self._tiers.all()  # attaches the ledger before anything is stored
@@ -252,7 +258,7 @@ class StorageManager(UnsupportedTransfers):
 
         Threads: safe from any thread; meant for every few seconds: it counts the pins one by one.
         """
-        return self._parts[3].read(self.local_cpu_backend)
+        return self._parts[3].read(self.local_cpu_backend, self.local_disk_backend)
 
     # --- memory ----------------------------------------------------------------------------------
     def _allocator(self) -> AllocatorBackendInterface:
@@ -539,7 +545,7 @@ class StorageManager(UnsupportedTransfers):
         finally:
             if page is not None:
                 page.end(RemovalReason.CLEAR)
-        self.non_allocator_backends = self.get_non_allocator_backends()
+        self._adopt_backends()
         return True
 
     def create_backends(self) -> dict[str, str]:
@@ -569,8 +575,9 @@ class StorageManager(UnsupportedTransfers):
         """Raise AssertionError naming every broken invariant."""
         pages = [tier.page for tier in self._tiers.all() if tier.page is not None]
         self._tiers.ledger.check_integrity(pages)
-        if self.local_cpu_backend is not None:
-            self.local_cpu_backend.check_integrity()
+        for tier in (self.local_cpu_backend, self.local_disk_backend):
+            if tier is not None:
+                tier.check_integrity()
 
     def close(self) -> None:
         """Close every tier, end every event stream, stop the loop. Twice is a no-op.

@@ -1,0 +1,174 @@
+"""Where a rank's chunk files lie, and who owns the directory."""
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcache.logging import init_logger
+from lmcache.v1.errors import ConfigError
+
+logger = init_logger(__name__)
+
+FORMAT_DIRECTORY = "lmcache-v1"
+LOCK_NAME = "owner.lock"
+_MAX_READABLE_CHARACTERS = 80
+_DIGEST_BYTES = 16
+_FILE_SCHEME = "file://"
+_SUFFIX = ".pt"
+_CHUNK_NAME = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
+_TEMPORARY_SUFFIX = ".tmp"  # the core's, for files it has not finished
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file of an earlier run.
+
+    Attributes:
+        name: In the directory.
+        size_bytes: Of the whole file.
+    """
+
+    name: str
+    size_bytes: int
+
+    @property
+    def serial(self) -> int:
+        """The number in its name: files of a larger one were put later."""
+        return int(self.name.removesuffix(_SUFFIX).rpartition("-")[2], 16)
+
+
+def split_paths(text: str) -> list[str]:
+    """Return the directories of a `local_disk` setting, in order; `file://` is dropped.
+
+    Raises:
+        ConfigError: It names none.
+    """
+    paths = [part.strip().removeprefix(_FILE_SCHEME) for part in text.split(",")]
+    paths = [path for path in paths if path]
+    if not paths:
+        raise ConfigError(f"local_disk={text!r} names no directory")
+    return paths
+
+
+def file_name(key_text: str, serial: int) -> str:
+    """Return the name of a chunk's file: a digest of the key, and a number that is never reused.
+
+    Without the number, removing the file of a copy that left could hit the file of the next one.
+    """
+    digest = hashlib.blake2b(key_text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{digest}-{serial:016x}{_SUFFIX}"
+
+
+def is_file_of(name: str, key_text: str) -> bool:
+    """Whether a file of this name may hold this key."""
+    return name.startswith(file_name(key_text, 0).partition("-")[0] + "-")
+
+
+class ChunkDirectory:
+    """One directory that this object owns: `<root>/lmcache-v1/<model, world, rank>/<n>/`.
+
+        state   meaning                                              who may leave it
+        owned   we hold the lock on its `owner.lock`; ours to write  release, the process's end
+        free    anybody may claim it; `directory_fd` is closed       claim
+
+    Nothing outside it is read or removed. The lock is the kernel's and goes with the process.
+
+    Args:
+        path: The directory.
+        lock_fd: An open, locked file in it.
+
+    Threads: immutable but for `release`, which belongs to the owner.
+    """
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+        self.directory_fd = -1
+        self.directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    @classmethod
+    def claim(cls, root: str, model_name: str, world_size: int, rank: int) -> "ChunkDirectory":
+        """Own the first directory of a model's rank under `root` that nobody else owns.
+
+        Raises:
+            ConfigError: It cannot be made or written.
+        """
+        parent = Path(root) / FORMAT_DIRECTORY / _readable(model_name, world_size, rank)
+        number = 0
+        while True:
+            path = parent / str(number)
+            try:
+                lock_fd = _try_lock(path)
+                if lock_fd is not None:
+                    return cls(path, lock_fd)
+            except OSError as error:
+                raise ConfigError(
+                    f"local_disk={root!r}: cannot use {path}: {error.strerror or error}; name a "
+                    "directory that this process may write, or unset local_disk"
+                ) from error
+            number += 1
+
+    def found_files(self) -> Iterator[FoundFile]:
+        """Yield the chunk files of earlier runs, and remove what such a run left half written.
+
+        Other files are left alone, with one log line.
+
+        Raises:
+            OSError: The directory cannot be listed.
+        """
+        strangers: list[str] = []
+        with os.scandir(self.directory_fd) as entries:
+            for entry in entries:
+                if entry.name == LOCK_NAME:
+                    continue
+                if _CHUNK_NAME.fullmatch(entry.name.removesuffix(_TEMPORARY_SUFFIX)) is None:
+                    strangers.append(entry.name)
+                elif entry.name.endswith(_TEMPORARY_SUFFIX):
+                    os.unlink(entry.name, dir_fd=self.directory_fd)
+                elif entry.is_file(follow_symlinks=False):
+                    yield FoundFile(entry.name, entry.stat(follow_symlinks=False).st_size)
+        if strangers:
+            logger.warning(
+                "%s holds %d files that are not ours (%s, ...); they are left alone and do not "
+                "count against max_local_disk_size",
+                self.path,
+                len(strangers),
+                strangers[0],
+            )
+
+    def release(self) -> None:
+        """Give the directory up; its files stay. Twice is a no-op."""
+        for fd in (self.directory_fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.directory_fd = self._lock_fd = -1
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _readable(model_name: str, world_size: int, rank: int) -> str:
+    """Return a directory name for a rank of a model; distinct ones never share it."""
+    identity = f"{model_name}@{world_size}@{rank}"
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+    text = re.sub(r"[^A-Za-z0-9._-]+", "-", model_name).strip(".-")[-_MAX_READABLE_CHARACTERS:]
+    return f"{text}@{world_size}@{rank}-{digest}"
+
+
+def _try_lock(path: Path) -> int | None:
+    """Return an open, locked file in `path`, which is made; None when somebody else owns it."""
+    path.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

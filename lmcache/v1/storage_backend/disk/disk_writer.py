@@ -1,0 +1,198 @@
+"""The one thread that writes and removes the files of a disk tier."""
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+
+from lmcache.logging import init_logger
+from lmcache.v1.memory_object import release_all
+from lmcache.v1.native import (
+    FILE_ALTERED,
+    FILE_FOREIGN,
+    FILE_GOOD,
+    FILE_SHORT,
+    FILE_SKIPPED,
+    ChunkFiles,
+)
+from lmcache.v1.storage_backend.disk.chunk_directory import ChunkDirectory, FoundFile
+from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, chunk_from_file, layout_of
+from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
+from lmcache.v1.storage_backend.disk.steps import Aftermath, Round
+from lmcache.v1.storage_backend.disk.write_queue import Trash
+
+logger = init_logger(__name__)
+
+_WORDS = {
+    FILE_SHORT: "its length is not what its head says",
+    FILE_ALTERED: "its checksum does not fit",
+    FILE_FOREIGN: "it is of another format, version or key",
+    FILE_SKIPPED: "the process is ending",
+}
+_NO_FAULT_OF_THE_FILE = frozenset(
+    {FILE_SKIPPED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+)
+
+
+def words_for(status: int) -> str:
+    """Return what a status of the core means."""
+    return _WORDS.get(status) or os.strerror(status)
+
+
+def is_bad_file(status: int) -> bool:
+    """Whether reading failed because of the file: it will not get better."""
+    return status in (FILE_SHORT, FILE_ALTERED, FILE_FOREIGN)
+
+
+def may_succeed_later(status: int) -> bool:
+    """Whether reading failed for want of something that comes back."""
+    return status in _NO_FAULT_OF_THE_FILE
+
+
+class FaultLog:
+    """Logs each kind of fault once, and counts.
+
+    Threads: a count may miss one under a race of threads; `_lock` guards both.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._reported: set[tuple[str, int]] = set()
+        self.num_bad_files = 0
+        self.num_failed_reads = 0
+
+    def note(self, what: str, name: str, status: int) -> None:
+        """Count and report that `what` was done to a file and failed."""
+        with self._lock:
+            self.num_bad_files += is_bad_file(status)
+            self.num_failed_reads += what == "reading"
+            is_new = (what, status) not in self._reported
+            self._reported.add((what, status))
+        if is_new:
+            logger.error(
+                "%s %s/%s failed, which costs a miss: %s; logged once per kind",
+                what,
+                self._directory,
+                name,
+                words_for(status),
+            )
+
+
+class DiskWriter:
+    """Works off the rounds of one index.
+
+        state    meaning                                                who may leave it
+        running  a daemon thread lists, writes and removes files        the index's end, close
+        ended    the directory is given up; nothing is written any more nobody
+
+    The directory belongs to this thread: it is given up when the thread ends, never before, so that
+    its next owner has it alone.
+
+    Args:
+        index: Where the work comes from.
+        directory: Whose files they are.
+        files: Does the I/O.
+        faults: Where failures are noted.
+    """
+
+    def __init__(
+        self, index: DiskIndex, directory: ChunkDirectory, files: ChunkFiles, faults: FaultLog
+    ) -> None:
+        self._index = index
+        self._directory = directory
+        self._files = files
+        self._faults = faults
+        self._thread = threading.Thread(target=self._run, name="lmcache-disk-writer", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for the thread's end; False when it did not come in time."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._find_files()
+            while (work := self._index.next_round()) is not None:
+                self._do(work)
+        finally:
+            self._directory.release()
+
+    def _find_files(self) -> None:
+        found: list[FoundFile] = []
+        try:
+            found.extend(self._directory.found_files())
+        except OSError as error:
+            self._faults.note("listing", "", error.errno or errno.EIO)
+        finally:
+            self._index.begin_adoption(found)
+
+    def _do(self, work: Round) -> None:
+        stuck: Sequence[Trash] = ()
+        try:
+            stuck = self._remove(work.trash)
+        except Exception:  # a thread that ended would leave every later put in memory
+            logger.exception("removing %d files of the disk tier failed", len(work.trash))
+        self._write(work.chunks)
+        self._adopt(work.found)
+        self._index.end_round(stuck)
+
+    def _remove(self, trash: Sequence[Trash]) -> list[Trash]:
+        failed = self._files.remove([item.name for item in trash])
+        for position, status in failed:
+            self._faults.note("removing", trash[position].name, status)
+        return [trash[position] for position, _ in failed]
+
+    def _write(self, chunks: Sequence[DiskChunk]) -> None:
+        statuses = [FILE_SKIPPED] * len(chunks)
+        try:
+            statuses = self._files.write([_job(chunk) for chunk in chunks])
+        except Exception:  # as above
+            logger.exception("writing %d chunks failed", len(chunks))
+        for chunk, status in zip(chunks, statuses, strict=True):
+            if status != FILE_GOOD:
+                self._faults.note("writing", chunk.name, status)
+        run_aftermath(
+            self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
+        )
+
+    def _adopt(self, found: Sequence[FoundFile]) -> None:
+        adopted: list[tuple[FoundFile, DiskChunk | None]] = [(file, None) for file in found]
+        try:
+            heads = self._files.read_heads([file.name for file in found])
+            for position, (status, key, layout, _, _) in enumerate(heads):
+                file = found[position]
+                if status == FILE_GOOD:
+                    adopted[position] = (file, self._chunk_of(file, key, layout))
+                else:
+                    self._faults.note("adopting", file.name, status)
+        except Exception:  # as above
+            logger.exception("adopting %d files failed", len(found))
+        self._index.adopt(adopted)
+
+    def _chunk_of(self, file: FoundFile, key: bytes, layout: bytes) -> DiskChunk | None:
+        try:
+            chunk = chunk_from_file(self._index.pool, file.name, key, layout)
+            if chunk.file_bytes == file.size_bytes:
+                return chunk
+        except ValueError:
+            pass
+        self._faults.note("adopting", file.name, FILE_FOREIGN)
+        return None
+
+
+def _job(chunk: DiskChunk) -> tuple[str, bytes, bytes, int, int]:
+    assert chunk.source is not None, "a chunk keeps its source until it was written"
+    layout = layout_of(chunk.spec)
+    return chunk.name, chunk.key_bytes, layout, chunk.source.data_ptr, chunk.get_size()
+
+
+def run_aftermath(after: Aftermath) -> None:
+    """Release what a step of the index left over, and call back."""
+    release_all(after.sources)
+    for callback, key in after.callbacks:
+        try:
+            callback(key)
+        except Exception:  # a caller's fault in its own callback must not undo a put
+            logger.exception("on_complete_callback raised for %s", key)

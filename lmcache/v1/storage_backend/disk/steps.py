@@ -1,0 +1,45 @@
+"""What passes between the disk tier's index, its writer and its facade."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lmcache.v1.cache_key import CacheEngineKey
+from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.storage_backend.abstract_backend import PutCallback
+from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile
+from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
+from lmcache.v1.storage_backend.disk.write_queue import Trash
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the writer does next: the removals, then the writes, then a look at old files."""
+
+    trash: list[Trash]
+    chunks: list[DiskChunk]
+    found: list[FoundFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One object of a put; `chunk` is None where the key was resident when the put began."""
+
+    key: CacheEngineKey
+    obj: MemoryObj
+    chunk: DiskChunk | None
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """What remains to be done once the lock is free, because it may run code that is not ours."""
+
+    sources: list[MemoryObj] = field(default_factory=list)
+    callbacks: list[tuple[PutCallback, CacheEngineKey]] = field(default_factory=list)
+
+    def remember(self, callback: PutCallback, listed: Mapping[CacheEngineKey, DiskChunk]) -> None:
+        """See that `callback` runs once for each key: now, or when its file is whole."""
+        for key, chunk in listed.items():
+            if chunk.source is None:
+                self.callbacks.append((callback, key))
+            else:
+                chunk.callbacks.append(callback)
