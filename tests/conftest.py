@@ -3,6 +3,7 @@
 import os
 
 import builders
+import disk_builders
 import engine_builders
 import pytest
 import torch
@@ -62,6 +63,17 @@ def make_manager(metadata):
     for sm in made:
         sm.check_integrity()
         sm.close()
+
+
+@pytest.fixture
+def make_disk(make_manager, tmp_path):
+    """`make_disk(num_files=16, **settings)`: a manager with a pool of 16 chunks and a disk tier."""
+
+    def make(num_files=16, num_chunks=16, policy="LRU", extra_config=None, **settings):
+        disk = disk_builders.disk_settings(tmp_path, num_files, **(extra_config or {}))
+        return make_manager(policy, num_chunks, **{**disk, **settings})
+
+    return make
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ REFUSED = [
     ("extra_config", {"save_only_first_rank": True}),
 ]
 NOT_THERE_YET = [
-    {"local_disk": "/tmp/lmcache", "max_local_disk_size": 1.0},
     {"remote_url": "redis://localhost:6379"},
     {"remote_storage_plugins": ["fs.primary"]},
 ]

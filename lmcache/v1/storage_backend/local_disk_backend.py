@@ -29,7 +29,7 @@ from lmcache.v1.storage_backend.disk.disk_reader import DiskReader
 from lmcache.v1.storage_backend.disk.disk_settings import read_disk_settings
 from lmcache.v1.storage_backend.disk.disk_view import DiskView
 from lmcache.v1.storage_backend.disk.disk_writer import DiskWriter, FaultLog, run_aftermath
-from lmcache.v1.storage_backend.disk.steps import Wanted
+from lmcache.v1.storage_backend.disk.steps import Dropped, Wanted
 from lmcache.v1.storage_backend.hot_cache import HotCachePolicy
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
@@ -43,7 +43,15 @@ logger = init_logger(__name__)
 
 NAME = "LocalDiskBackend"
 _CLOSE_SECONDS = 10.0
-_POOL_PARTS_IN_FLIGHT = 4  # chunks in flight keep at most a quarter of the CPU pool
+# What chunks in flight may keep from being evicted: half the CPU pool, and never more than a disk
+# writes in a second or two.
+_IN_FLIGHT_SHARE = 0.5
+_MAX_IN_FLIGHT_BYTES = 4 * 2**30
+_DROPPED = {
+    Dropped.QUEUE_FULL: "the disk is slower than the puts, and what is in flight keeps as much of "
+    "the CPU pool as it may",
+    Dropped.NO_ROOM: "it does not fit max_local_disk_size beside what is pinned or being read",
+}
 
 
 class LocalDiskBackend(StorageBackendInterface):
@@ -102,7 +110,7 @@ class LocalDiskBackend(StorageBackendInterface):
         self.path = str(directory.path)
         self._index = index = DiskIndex(
             settings.capacity_bytes,
-            local_cpu_backend.gauges().capacity_bytes // _POOL_PARTS_IN_FLIGHT,
+            _in_flight_bytes(local_cpu_backend),
             policy_name,
             ResidencyLedger().register_tier(NAME),
         )
@@ -115,14 +123,9 @@ class LocalDiskBackend(StorageBackendInterface):
         self._faults = FaultLog(self.path)
         self._reader = DiskReader(index, files, self._faults)
         self._serials = itertools.count(time.time_ns())
+        self._told_dropped: set[Dropped] = set()
         self._is_closed = False
-        logger.info(
-            "disk tier: %.4g GiB in %s, policy %s, %s",
-            config.max_local_disk_size,
-            self.path,
-            policy_name,
-            "O_DIRECT" if settings.is_direct else "through the page cache",
-        )
+        logger.info("disk tier: %s in %s, policy %s", settings, self.path, policy_name)
         self._writer = DiskWriter(index, directory, files, self._faults)
 
     @property
@@ -258,7 +261,19 @@ class LocalDiskBackend(StorageBackendInterface):
             chunk = None if is_known else chunk_of(index.pool, key, obj, next(self._serials))
             wanted.append(Wanted(key, obj, chunk))
         wanted.reverse()
-        run_aftermath(index.admit(wanted, placement, on_complete_callback))
+        after = index.admit(wanted, placement, on_complete_callback)
+        if after.dropped is not None:
+            self._tell_dropped(after.dropped)
+        run_aftermath(after)
+
+    def _tell_dropped(self, why: Dropped) -> None:
+        if why not in self._told_dropped:
+            self._told_dropped.add(why)
+            logger.warning(
+                "%s: a put was not taken: %s; logged once, counted in the metrics",
+                self.path,
+                _DROPPED[why],
+            )
 
     # --- reading ---------------------------------------------------------------------------------
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
@@ -364,3 +379,7 @@ class LocalDiskBackend(StorageBackendInterface):
                 _CLOSE_SECONDS,
             )
         self._index.end()
+
+
+def _in_flight_bytes(cpu: "LocalCPUBackend") -> int:
+    return min(int(cpu.gauges().capacity_bytes * _IN_FLIGHT_SHARE), _MAX_IN_FLIGHT_BYTES)

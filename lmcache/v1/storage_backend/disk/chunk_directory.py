@@ -40,6 +40,11 @@ class FoundFile:
         """The number in its name: files of a larger one were put later."""
         return int(self.name.removesuffix(_SUFFIX).rpartition("-")[2], 16)
 
+    @property
+    def digest(self) -> str:
+        """The digest of its key."""
+        return self.name.partition("-")[0]
+
 
 def split_paths(text: str) -> list[str]:
     """Return the directories of a `local_disk` setting, in order; `file://` is dropped.
@@ -54,18 +59,17 @@ def split_paths(text: str) -> list[str]:
     return paths
 
 
+def digest_of(key_text: str) -> str:
+    """Return what stands for a key in file names."""
+    return hashlib.blake2b(key_text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
 def file_name(key_text: str, serial: int) -> str:
-    """Return the name of a chunk's file: a digest of the key, and a number that is never reused.
+    """Return the name of a chunk's file: the key's digest, and a number that is never reused.
 
     Without the number, removing the file of a copy that left could hit the file of the next one.
     """
-    digest = hashlib.blake2b(key_text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{digest}-{serial:016x}{_SUFFIX}"
-
-
-def is_file_of(name: str, key_text: str) -> bool:
-    """Whether a file of this name may hold this key."""
-    return name.startswith(file_name(key_text, 0).partition("-")[0] + "-")
+    return f"{digest_of(key_text)}-{serial:016x}{_SUFFIX}"
 
 
 class ChunkDirectory:

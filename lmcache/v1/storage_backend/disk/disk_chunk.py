@@ -12,7 +12,7 @@ from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_metadata import MemorySpec, size_of
 from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.native import Block, Pool, chunk_head_bytes
-from lmcache.v1.storage_backend.disk.chunk_directory import file_name, is_file_of
+from lmcache.v1.storage_backend.disk.chunk_directory import digest_of, file_name
 
 _MAX_LAYOUTS = 256
 
@@ -134,7 +134,7 @@ def chunk_from_file(pool: Pool, name: str, key_bytes: bytes, layout: bytes) -> D
         ValueError: Its head was not written by us for a file of this name.
     """
     text = key_bytes.decode()
-    if not is_file_of(name, text):
+    if not name.startswith(digest_of(text)):
         raise ValueError(f"{name} is not the file of {text}")
     return DiskChunk(pool, parse_cache_key(text), key_bytes, spec_of(layout), name)
 

@@ -1,6 +1,8 @@
 """What the disk tier holds: index, order and budget, and the work that they leave to the writer."""
 
+import os
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 
 from lmcache.v1.cache_key import CacheEngineKey
@@ -10,9 +12,9 @@ from lmcache.v1.native import HotIndex, Pool
 from lmcache.v1.storage_backend.abstract_backend import PutCallback
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.disk.backlog import Backlog
-from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile
+from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile, digest_of
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, has_contents_of
-from lmcache.v1.storage_backend.disk.steps import Aftermath, Round, Wanted
+from lmcache.v1.storage_backend.disk.steps import Aftermath, Dropped, Round, Wanted
 from lmcache.v1.storage_backend.disk.write_queue import Trash, WriteQueue
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import REASON_NUMBER, TierLedger
@@ -57,9 +59,10 @@ class DiskIndex:
         self._backlog = Backlog(newest_first=policy_name in _ORDERS_WITH_COLD_END)
         self._listed_bytes = 0  # files of everything listed, whether written yet or not
         self._stuck_bytes = 0  # files that could not be removed
-        self._is_listing, self._is_closing, self._is_closed = True, False, False
+        self._is_closing = self._is_closed = False
         self._num_dropped_full = self._num_dropped_room = self._num_dropped_failed = 0
         self._num_adopted = 0
+        _INDEXES.add(self)
 
     def attach_ledger(self, page: TierLedger) -> None:
         """Report to `page` from now on, beginning with what is resident."""
@@ -129,10 +132,12 @@ class DiskIndex:
     ) -> bool:
         if not self._queue.takes(chunk.get_size()):
             self._num_dropped_full += 1
+            after.dropped = Dropped.QUEUE_FULL
             return False
         more_bytes = chunk.file_bytes - (0 if old is None else old.file_bytes)
         if not self._make_room(more_bytes, placement is not Placement.SPARE, after):
             self._num_dropped_room += 1
+            after.dropped = Dropped.NO_ROOM
             return False
         if old is not None:  # the index tells of it when it lists the new one
             self._let_go(old, after)
@@ -219,6 +224,9 @@ class DiskIndex:
     def _remove(
         self, keys: Sequence[CacheEngineKey], reason: RemovalReason, after: Aftermath
     ) -> int:
+        if not self._backlog.is_settled:
+            for key in keys:
+                self._backlog.condemn(digest_of(key.to_string()))
         gone: list[DiskChunk] = self.index.remove(
             tuple(keys), REASON_NUMBER[reason], holds_lock=True
         )
@@ -237,8 +245,7 @@ class DiskIndex:
             )
             for chunk in gone:
                 self._let_go(chunk, after)
-            while len(self._backlog):
-                file = self._backlog.drop_oldest()
+            for file in self._backlog.condemn_all():
                 self._queue.throw_away(file.name, file.size_bytes)
             self._has_work.notify()
         release_all(after.sources)
@@ -251,7 +258,6 @@ class DiskIndex:
             room_bytes = self.capacity_bytes - self.used_bytes
             for file in self._backlog.begin(files, room_bytes):
                 self._queue.throw_away(file.name, file.size_bytes)
-            self._is_listing = False
             self._has_settled.notify_all()
 
     def next_round(self) -> Round | None:
@@ -287,10 +293,11 @@ class DiskIndex:
         listed: dict[CacheEngineKey, DiskChunk] = {}
         with self.lock:
             for file, chunk in found:
-                self._backlog.settle(file)
+                may_adopt = self._backlog.settle(file)
                 if self._is_closing:
                     continue
-                if chunk is None or chunk.key in listed or chunk.key in self.index:
+                is_new = chunk is not None and chunk.key not in listed
+                if chunk is None or not may_adopt or not is_new or chunk.key in self.index:
                     self._queue.throw_away(file.name, file.size_bytes)
                     continue
                 listed[chunk.key] = chunk
@@ -313,8 +320,7 @@ class DiskIndex:
         with self.lock:
             mark = self._queue.mark()
             while not self._is_closed:
-                is_adopted = not self._is_listing and not self._backlog.nbytes
-                if self._queue.is_done(mark) and (is_adopted or self._is_closing):
+                if self._queue.is_done(mark) and (self._backlog.is_settled or self._is_closing):
                     return
                 self._has_settled.wait()
 
@@ -338,6 +344,10 @@ class DiskIndex:
             self._has_work.notify_all()
             self._has_settled.notify_all()
         release_all(sources)
+
+    def make_inert(self) -> None:
+        """In the child of a fork, which has no writer: puts are refused, nothing is waited for."""
+        self._is_closing = self._is_closed = True
 
     # --- looking ---------------------------------------------------------------------------------
     def gauges(self) -> DiskTierGauges:
@@ -368,3 +378,14 @@ class DiskIndex:
             self._queue.check_integrity()
         if faults:
             raise AssertionError("; ".join(faults))
+
+
+_INDEXES: weakref.WeakSet[DiskIndex] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for index in list(_INDEXES):
+        index.make_inert()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -37,6 +37,10 @@ class DiskSettings:
     is_direct: bool
     num_threads: int
 
+    def __str__(self) -> str:
+        way = "with O_DIRECT" if self.is_direct else "through the page cache"
+        return f"{self.capacity_bytes / 2**30:.4g} GiB {way}, {self.num_threads} threads"
+
 
 def read_disk_settings(
     config: "LMCacheEngineConfig", metadata: "LMCacheMetadata | None"

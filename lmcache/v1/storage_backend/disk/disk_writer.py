@@ -29,14 +29,20 @@ _WORDS = {
     FILE_FOREIGN: "it is of another format, version or key",
     FILE_SKIPPED: "the process is ending",
 }
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or lower max_local_disk_size",
+    errno.EDQUOT: "raise the quota, or lower max_local_disk_size",
+    errno.ENOENT: "if the directory was removed, restart, or recreate the backend",
+}
 _NO_FAULT_OF_THE_FILE = frozenset(
     {FILE_SKIPPED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 )
 
 
 def words_for(status: int) -> str:
-    """Return what a status of the core means."""
-    return _WORDS.get(status) or os.strerror(status)
+    """Return what a status of the core means, and what to do about it."""
+    words = _WORDS.get(status) or os.strerror(status)
+    return f"{words}; {_REMEDIES[status]}" if status in _REMEDIES else words
 
 
 def is_bad_file(status: int) -> bool:
@@ -52,7 +58,7 @@ def may_succeed_later(status: int) -> bool:
 class FaultLog:
     """Logs each kind of fault once, and counts.
 
-    Threads: a count may miss one under a race of threads; `_lock` guards both.
+    Threads: safe from any thread; `_lock`, a leaf, guards the counts and what was reported.
     """
 
     def __init__(self, directory: str) -> None:
@@ -103,6 +109,7 @@ class DiskWriter:
         self._directory = directory
         self._files = files
         self._faults = faults
+        self._has_told_not_direct = False
         self._thread = threading.Thread(target=self._run, name="lmcache-disk-writer", daemon=True)
         self._thread.start()
 
@@ -153,9 +160,19 @@ class DiskWriter:
         for chunk, status in zip(chunks, statuses, strict=True):
             if status != FILE_GOOD:
                 self._faults.note("writing", chunk.name, status)
+        self._tell_not_direct()
         run_aftermath(
             self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
         )
+
+    def _tell_not_direct(self) -> None:
+        if self._files.num_not_direct and not self._has_told_not_direct:
+            self._has_told_not_direct = True
+            logger.warning(
+                "%s: use_odirect is set, but some files go through the page cache: the file system "
+                "has no O_DIRECT, or the chunk's bytes are no multiple of 4096",
+                self._directory.path,
+            )
 
     def _adopt(self, found: Sequence[FoundFile]) -> None:
         adopted: list[tuple[FoundFile, DiskChunk | None]] = [(file, None) for file in found]

@@ -1,5 +1,6 @@
 """What passes between the disk tier's index, its writer and its facade."""
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,12 +30,26 @@ class Wanted:
     chunk: DiskChunk | None
 
 
+class Dropped(enum.Enum):
+    """Why a put was not taken."""
+
+    QUEUE_FULL = "queue full"
+    NO_ROOM = "no room"
+
+
 @dataclass(slots=True)
 class Aftermath:
-    """What remains to be done once the lock is free, because it may run code that is not ours."""
+    """What remains to be done once the lock is free, because it may run code that is not ours.
+
+    Attributes:
+        sources: Objects to be released.
+        callbacks: To be called with the key.
+        dropped: Why the rest of a put was not taken.
+    """
 
     sources: list[MemoryObj] = field(default_factory=list)
     callbacks: list[tuple[PutCallback, CacheEngineKey]] = field(default_factory=list)
+    dropped: Dropped | None = None
 
     def remember(self, callback: PutCallback, listed: Mapping[CacheEngineKey, DiskChunk]) -> None:
         """See that `callback` runs once for each key: now, or when its file is whole."""
