@@ -123,11 +123,11 @@ def gauges(sm):
     return sm.local_cpu_backend.hot.index.gauges()
 
 
-def until(predicate):
-    """Poll a real server's own clock, with a bound."""
+def until(predicate, poll_seconds=0.05):
+    """Poll another thread's or process's progress, with a bound."""
     waiter = threading.Event()
-    for _ in range(600):
+    for _ in range(int(30 / poll_seconds)):
         if predicate():
             return
-        waiter.wait(0.05)
+        waiter.wait(poll_seconds)
     raise AssertionError("it did not happen in half a minute")

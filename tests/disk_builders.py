@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from builders import CHUNK_BYTES, hashes, is_filled, put
@@ -46,9 +46,11 @@ def file_of(sm, key):
 
 def bytes_on_disk(sm):
     """Bytes of everything in a disk tier's directory, but for the owner's lock."""
-    return sum(
-        entry.stat().st_size for entry in os.scandir(disk_of(sm).path) if entry.name != "owner.lock"
-    )
+    total = 0
+    for entry in os.scandir(disk_of(sm).path):
+        with suppress(FileNotFoundError):  # removed since it was listed
+            total += 0 if entry.name == "owner.lock" else entry.stat().st_size
+    return total
 
 
 def check_disk(sm):
@@ -109,7 +111,7 @@ class GatedFiles:
     Attributes:
         write_fault: errno to answer writes with; nothing is written then.
         read_fault: errno to answer reads with.
-        written: (key bytes, status) of every job so far.
+        written: (file name, status) of every job so far.
     """
 
     def __init__(self, directory_fd, direct, num_threads):
@@ -132,7 +134,7 @@ class GatedFiles:
             self._permits.acquire()
         fault = self.write_fault
         statuses = [fault] * len(jobs) if fault else self._files.write(jobs)
-        self.written += [(job[1], status) for job, status in zip(jobs, statuses, strict=True)]
+        self.written += [(job[0], status) for job, status in zip(jobs, statuses, strict=True)]
         return statuses
 
     def read(self, jobs):
