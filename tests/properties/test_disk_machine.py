@@ -255,8 +255,8 @@ TestDisk.settings = settings(**COMMON, derandomize=True, max_examples=300, state
 
 def test_the_machine_serves_from_disk_and_loses_writes():
     """The runs above would prove little if hardly anything were read back, or failed."""
-    assert DiskMachine.num_served > 200
-    assert DiskMachine.num_lost > 50
+    assert DiskMachine.num_served > 100
+    assert DiskMachine.num_lost > 30
 
 
 @pytest.mark.slow

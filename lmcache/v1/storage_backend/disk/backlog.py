@@ -11,8 +11,10 @@ class Backlog:
 
         file's state   meaning                              who may leave it
         unknown        the directory is not listed yet      begin
-        waiting        known by name and size               take, drop_oldest
+        waiting        known by name and size               take, drop_oldest, condemn_all
         taken          its head is being read               settle
+        given up       taken, and not to be adopted; its    settle
+                       room is somebody else's already
         settled        adopted or thrown away               nobody
 
     A key that is removed before its file was adopted is remembered until the last file is settled:
@@ -27,9 +29,9 @@ class Backlog:
 
     def __init__(self, newest_first: bool) -> None:
         self._newest_first = newest_first
-        self._waiting: deque[FoundFile] = deque()
-        self._waiting_bytes = 0
-        self._taken: set[FoundFile] = set()
+        self._waiting: deque[FoundFile] = deque()  # newest first, or oldest first: as adopted
+        self._taken: dict[FoundFile, None] = {}  # in the same order
+        self._given_up: set[FoundFile] = set()
         self._condemned: set[str] = set()  # digests of keys
         self._is_listed = False
         self._all_condemned = False
@@ -41,12 +43,7 @@ class Backlog:
     @property
     def is_settled(self) -> bool:
         """Whether every file of an earlier run is settled."""
-        return self._is_listed and not self._waiting and not self._taken
-
-    @property
-    def droppable_bytes(self) -> int:
-        """Bytes that `drop_oldest` can free."""
-        return self._waiting_bytes
+        return self._is_listed and not (self._waiting or self._taken or self._given_up)
 
     def begin(self, files: Iterable[FoundFile], room_bytes: int) -> list[FoundFile]:
         """Take in the newest files that fit; returns the others, to be removed."""
@@ -61,7 +58,6 @@ class Backlog:
                 continue
             self.nbytes += file.size_bytes
             self._waiting.append(file)
-        self._waiting_bytes = self.nbytes
         if not self._newest_first:
             self._waiting.reverse()
         return left_out
@@ -69,22 +65,34 @@ class Backlog:
     def take(self, max_files: int) -> list[FoundFile]:
         """Return the files to adopt next."""
         taken = [self._waiting.popleft() for _ in range(min(max_files, len(self._waiting)))]
-        self._waiting_bytes -= sum(file.size_bytes for file in taken)
-        self._taken.update(taken)
+        self._taken.update(dict.fromkeys(taken))
         return taken
 
-    def drop_oldest(self) -> FoundFile:
-        """Give up the oldest file that waits; IndexError when none does."""
-        file = self._waiting.pop() if self._newest_first else self._waiting.popleft()
-        self._waiting_bytes -= file.size_bytes
+    def drop_oldest(self) -> FoundFile | None:
+        """Give up the oldest file; returns it when it must be removed now, not when it is settled.
+
+        Raises:
+            IndexError: There is none.
+        """
+        taken_is_oldest = not self._newest_first or not self._waiting
+        if self._taken and taken_is_oldest:
+            file = next(reversed(self._taken) if self._newest_first else iter(self._taken))
+            del self._taken[file]
+            self._given_up.add(file)
+        else:
+            file = self._waiting.pop() if self._newest_first else self._waiting.popleft()
         self.nbytes -= file.size_bytes
-        return file
+        return None if file in self._given_up else file
 
     def settle(self, file: FoundFile) -> bool:
         """Note that a taken file is adopted or thrown away; False when it must not be adopted."""
-        self._taken.discard(file)
-        self.nbytes -= file.size_bytes
-        may_adopt = file.digest not in self._condemned
+        if file in self._given_up:
+            self._given_up.discard(file)
+            may_adopt = False
+        else:
+            del self._taken[file]
+            self.nbytes -= file.size_bytes
+            may_adopt = file.digest not in self._condemned
         if self.is_settled:
             self._condemned.clear()
         return may_adopt
@@ -104,6 +112,5 @@ class Backlog:
 
     def abandon(self) -> None:
         """Forget the files that wait; they stay where they are."""
-        self.nbytes -= self._waiting_bytes
-        self._waiting_bytes = 0
+        self.nbytes -= sum(file.size_bytes for file in self._waiting)
         self._waiting.clear()

@@ -152,16 +152,17 @@ class DiskIndex:
             return True
         if not may_evict:
             return False
-        if lacking > self._backlog.droppable_bytes:
-            rest = lacking - self._backlog.droppable_bytes
+        if lacking > self._backlog.nbytes:
+            rest = lacking - self._backlog.nbytes
             victims: list[DiskChunk] | None = self.index.make_room(rest, holds_lock=True)
             if victims is None:
                 return False
             for victim in victims:
                 self._let_go(victim, after)
-        while len(self._backlog) and self.used_bytes + nbytes > self.capacity_bytes:
+        while self._backlog.nbytes and self.used_bytes + nbytes > self.capacity_bytes:
             file = self._backlog.drop_oldest()
-            self._queue.throw_away(file.name, file.size_bytes)
+            if file is not None:
+                self._queue.throw_away(file.name, file.size_bytes)
         return True
 
     def _let_go(self, chunk: DiskChunk, after: Aftermath) -> None:
@@ -294,7 +295,7 @@ class DiskIndex:
         with self.lock:
             for file, chunk in found:
                 may_adopt = self._backlog.settle(file)
-                if self._is_closing:
+                if may_adopt and self._is_closing:
                     continue
                 is_new = chunk is not None and chunk.key not in listed
                 if chunk is None or not may_adopt or not is_new or chunk.key in self.index:
@@ -316,12 +317,12 @@ class DiskIndex:
             self._has_settled.notify_all()
 
     def drain(self) -> None:
-        """Wait until what was admitted or thrown away so far is done, and old files are adopted."""
+        """Wait until old files are adopted, and what was admitted or thrown away so far is done."""
         with self.lock:
+            while not (self._backlog.is_settled or self._is_closing):
+                self._has_settled.wait()
             mark = self._queue.mark()
-            while not self._is_closed:
-                if self._queue.is_done(mark) and (self._backlog.is_settled or self._is_closing):
-                    return
+            while not (self._queue.is_done(mark) or self._is_closed):
                 self._has_settled.wait()
 
     # --- the end ---------------------------------------------------------------------------------
