@@ -69,6 +69,7 @@ class TierSet:
         self._pin_seconds = (pin_timeout_seconds, pin_check_interval_seconds)
         self._bypassed: frozenset[str] = frozenset()
         self._tiers: dict[str, Tier] = {}
+        self._closed: set[str] = set()
         self._reported: set[str] = set()
 
     def tier(self, name: str) -> Tier:
@@ -131,14 +132,23 @@ class TierSet:
     def targets(self, location: str | None) -> list[Tier]:
         """Return the tiers that a put goes to: `location`, or all that are not bypassed.
 
+        A location that was closed, and may be made anew at any moment, is none of them.
+
         Raises:
-            ValueError: There is no tier called `location`.
+            ValueError: There is no tier called `location`, and there was none.
         """
-        if location is not None and location not in self.backends:
-            raise ValueError(
-                f"there is no storage backend {location!r}; there are {', '.join(self.backends)}"
-            )
-        tiers = self.all() if location is None else [self.tier(location)]
+        if location is None:
+            tiers = self.all()
+        else:
+            try:
+                tiers = [self.tier(location)]
+            except KeyError:
+                if location in self._closed:
+                    return []
+                names = ", ".join(self.backends)
+                raise ValueError(
+                    f"there is no storage backend {location!r}; there are {names}"
+                ) from None
         if not self._bypassed:
             return tiers
         return [tier for tier in tiers if tier.name not in self._bypassed]
@@ -157,6 +167,7 @@ class TierSet:
         return [name for name in self.backends if name in self._bypassed]
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a tier that was closed."""
+        """Drop what is known of a tier that was closed, but for its name."""
+        self._closed.add(name)
         self._tiers.pop(name, None)
         self._bypassed = self._bypassed - {name}

@@ -11,7 +11,7 @@ from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
 class DiskView(Mapping[CacheEngineKey, DiskCacheMetadata]):
     """What the tier holds, coldest first, to read. Metadata is a copy of the moment.
 
-    Threads: each call is one native step.
+    Threads: each call is one native step; hold the tier's lock to go through items or values.
     """
 
     __slots__ = ("_index", "_path")
