@@ -294,3 +294,16 @@ def test_bypassed_or_frozen_out_the_disk_is_not_asked(make_disk):
 
     assert order_below(sm) == [1]
     assert read(sm, keys(1)[0])
+
+
+def test_a_disk_only_chunk_that_is_stored_again_has_its_copy_above_back(make_disk):
+    sm = make_disk()
+    store_below(sm, keys(2))
+    assert sm.touch(keys(1)).verdicts == [TouchVerdict.PRESENT]
+
+    put(sm, keys(1)[0])
+
+    assert sm.touch(keys(1)).verdicts == [TouchVerdict.REFRESHED]
+    assert order_below(sm) == [2, 1]
+    assert disk_of(sm).gauges().num_queued == 0  # the file is the one it had
+    assert len(files_of(sm)) == 2
