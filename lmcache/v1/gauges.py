@@ -1,7 +1,7 @@
 """What a storage manager tells of itself: totals since it was made, and readings of now."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 class GaugeSource:
@@ -86,6 +86,21 @@ class DiskTierGauges:
     bad_files: int = 0
     adopted_entries: int = 0
     evicted_entries: int = 0
+
+    def with_totals_of(self, closed: "DiskTierGauges") -> "DiskTierGauges":
+        """Return these readings, with the totals of a tier that was closed added to the totals."""
+        return replace(
+            self,
+            forced_releases=self.forced_releases + closed.forced_releases,
+            unmatched_releases=self.unmatched_releases + closed.unmatched_releases,
+            dropped_queue_full=self.dropped_queue_full + closed.dropped_queue_full,
+            dropped_no_room=self.dropped_no_room + closed.dropped_no_room,
+            failed_writes=self.failed_writes + closed.failed_writes,
+            failed_reads=self.failed_reads + closed.failed_reads,
+            bad_files=self.bad_files + closed.bad_files,
+            adopted_entries=self.adopted_entries + closed.adopted_entries,
+            evicted_entries=self.evicted_entries + closed.evicted_entries,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,9 @@ TOTAL_COUNTERS: tuple[Metric[ManagerGauges, Mapping[tuple[str, ...], int]], ...]
     Metric(
         "forced_unpin_count",
         "Pins released because they exceeded pin_timeout_sec",
-        lambda g: {(): g.cpu.forced_releases + g.plugin_pins.forced_releases},
+        lambda g: {
+            (): g.cpu.forced_releases + g.disk.forced_releases + g.plugin_pins.forced_releases
+        },
     ),
     Metric(
         "touches",
@@ -178,12 +180,45 @@ TOTAL_COUNTERS: tuple[Metric[ManagerGauges, Mapping[tuple[str, ...], int]], ...]
     Metric(
         "unmatched_unpins",
         "Releases of pins that were not there",
-        lambda g: {(): g.cpu.unmatched_releases + g.plugin_pins.unmatched_releases},
+        lambda g: {
+            (): g.cpu.unmatched_releases
+            + g.disk.unmatched_releases
+            + g.plugin_pins.unmatched_releases
+        },
     ),
     Metric(
         "tier_errors",
         "Calls of a tier that raised and counted as a miss",
         lambda g: {(): g.tier_errors},
+    ),
+    Metric(
+        "disk_dropped_puts",
+        "Puts that the disk tier did not take, by reason",
+        lambda g: {
+            ("queue_full",): g.disk.dropped_queue_full,
+            ("no_room",): g.disk.dropped_no_room,
+        },
+        labels=("reason",),
+    ),
+    Metric(
+        "disk_failed_writes",
+        "Chunks that left the disk tier because their file could not be written",
+        lambda g: {(): g.disk.failed_writes},
+    ),
+    Metric(
+        "disk_failed_reads",
+        "Reads of the disk tier that failed and counted as misses",
+        lambda g: {(): g.disk.failed_reads},
+    ),
+    Metric(
+        "disk_bad_files",
+        "Files of the disk tier that were short, altered or foreign",
+        lambda g: {(): g.disk.bad_files},
+    ),
+    Metric(
+        "disk_adopted",
+        "Keys that the disk tier found again from an earlier run",
+        lambda g: {(): g.disk.adopted_entries},
     ),
 )
 
@@ -208,6 +243,22 @@ MANAGER_GAUGES: tuple[Metric[ManagerGauges, float], ...] = (
         multiprocess_mode="sum",
     ),
     Metric(
+        "local_storage_usage",
+        "Bytes of the disk tier's budget in use",
+        lambda g: g.disk.used_bytes,
+        multiprocess_mode="sum",
+    ),
+    Metric(
+        "disk_capacity_bytes",
+        "Bytes of the disk tier's budget",
+        lambda g: g.disk.capacity_bytes,
+    ),
+    Metric(
+        "disk_in_flight_bytes",
+        "Bytes in the CPU pool of chunks that are not on disk yet",
+        lambda g: g.disk.in_flight_bytes,
+    ),
+    Metric(
         "active_memory_objs_count",
         "Memory objects that are not freed",
         lambda g: g.cpu.num_memory_objs,
@@ -228,7 +279,7 @@ MANAGER_GAUGES: tuple[Metric[ManagerGauges, float], ...] = (
     Metric(
         "pin_monitor_pinned_objects_count",
         "Pins of lookups in all tiers, which expire after pin_timeout_sec",
-        lambda g: g.cpu.num_pins + g.plugin_pins.num_pins,
+        lambda g: g.cpu.num_pins + g.disk.num_pins + g.plugin_pins.num_pins,
     ),
     Metric("pool_capacity_bytes", "Bytes of the CPU pool", lambda g: g.cpu.capacity_bytes),
     Metric("pool_used_bytes", "Bytes of the CPU pool in use", lambda g: g.cpu.used_bytes),

@@ -16,6 +16,13 @@ OURS = {
     "allocation_failed_waits",
     "allocation_failures",
     "allocation_waits",
+    "disk_adopted",
+    "disk_bad_files",
+    "disk_capacity_bytes",
+    "disk_dropped_puts",
+    "disk_failed_reads",
+    "disk_failed_writes",
+    "disk_in_flight_bytes",
     "event_lag_seconds",
     "events_lost",
     "events_pending",
@@ -36,7 +43,6 @@ LEFT_OUT = {
     "get_blocking_failed_count",
     "instrumented_connector_batched_get_time",
     "kv_msg_queue_size",
-    "local_storage_usage",
     "p2p_time_to_transfer",
     "p2p_transfer_speed",
     "put_failed_count",
@@ -74,7 +80,7 @@ def test_a_metric_of_0_5_6_has_its_type(registered):
     types = {name: collector._type for name, collector in shared(registered).items()}
 
     assert types == {name: METRICS[name]["type"] for name in types}
-    assert len(types) == 37
+    assert len(types) == 38
 
 
 def test_a_metric_of_0_5_6_has_its_labels(registered):
@@ -113,5 +119,6 @@ def test_our_own_metrics_have_the_engine_s_labels_first(registered):
         collector = registered[f"lmcache:{name}"]
         assert list(collector._labelnames)[:4] == RECORDED["labels"], name
     assert list(registered["lmcache:removals"]._labelnames)[4:] == ["tier", "reason"]
+    assert list(registered["lmcache:disk_dropped_puts"]._labelnames)[4:] == ["reason"]
     assert list(registered["lmcache:stores"]._labelnames)[4:] == ["tier"]
     assert list(registered["lmcache:touches"]._labelnames)[4:] == ["verdict"]

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import CPU, allocate, is_filled, keys
+from builders import CPU, allocate, is_filled, keys, put
 from disk_builders import DISK, check_disk, disk_of
 from event_fakes import follow, run_together
 
@@ -98,13 +98,22 @@ def test_everything_at_once(make_disk, policy):
 def test_the_disk_tier_is_made_anew_while_others_serve(make_disk):
     sm = make_disk(20, 24)
 
+    (kept,) = keys(1, first=1000)
+    put(sm, kept, location=CPU)
+    sm.contains(kept, pin=True, owner="all the while")
+
     def make_anew():
         for _ in range(10):
             sm.recreate_backend(DISK)
 
-    steps = [put_some, get_some, look_up_some, touch_some]
-    run_together([make_anew, *(busy(sm, step, n, 500) for n, step in enumerate(steps))])
+    def ask():
+        for _ in range(2000):
+            assert sm.contains(kept) == CPU
 
+    steps = [put_some, get_some, look_up_some, touch_some]
+    run_together([make_anew, ask, *(busy(sm, step, n, 500) for n, step in enumerate(steps))])
+
+    sm.release_lookup("all the while")
     check_disk(sm)
     assert set(sm.snapshot().residents) >= set(disk_of(sm).dict)
     sm.set_hot_cache(False)

@@ -44,6 +44,11 @@ class ManagerGaugesReader:
         self._moves = moves
         self._tiers = tiers
         self._source = GaugeSource()
+        self._closed_disk = DiskTierGauges()
+
+    def retire(self, disk: LocalDiskBackend) -> None:
+        """Keep the totals of a disk tier that is closed: totals never fall."""
+        self._closed_disk = disk.gauges().with_totals_of(self._closed_disk)
 
     def read(
         self, cpu: LocalCPUBackend | None, disk: LocalDiskBackend | None = None
@@ -66,6 +71,8 @@ class ManagerGaugesReader:
             event_lag_seconds=events.lag_seconds,
             tier_errors=self._walk.num_tier_errors,
             cpu=CpuTierGauges() if cpu is None else cpu.gauges(),
-            disk=DiskTierGauges() if disk is None else disk.gauges(),
+            disk=(DiskTierGauges() if disk is None else disk.gauges()).with_totals_of(
+                self._closed_disk
+            ),
             plugin_pins=PinTotals() if self._tiers is None else pin_totals(self._tiers),
         )

@@ -545,14 +545,14 @@ class StorageManager(UnsupportedTransfers):
         finally:
             if page is not None:
                 page.end(RemovalReason.CLEAR)
-        self._adopt_backends()
+            if isinstance(backend, LocalDiskBackend):
+                self._parts[3].retire(backend)
+            self._adopt_backends()
         return True
 
     def create_backends(self) -> dict[str, str]:
         """Make the tiers of the config that are missing; returns name -> class name of all."""
-        created = self._make_backends()
-        self.storage_backends.clear()
-        self.storage_backends.update(created)
+        self.storage_backends = self._make_backends()  # at once: others serve meanwhile
         self._adopt_backends()
         return self.list_backends()
 
