@@ -14,6 +14,7 @@ if [ "$#" -eq 0 ]; then
         tests/unit/test_{allocation_waits,allocators,memory_object,pins,storage_manager}.py
         tests/unit/test_{block_copy,layout_overlap,memory_ops,paged_connector,raw_block_connector}.py
         tests/unit/test_{engine,engine_misuse,engine_tiers,plugin_faults}.py
+        tests/unit/test_disk_{tier,order,restart,faults}.py tests/unit/test_engine_disk.py
         tests/contracts/test_gpu_connectors.py
         tests/unit/test_cache_events{,_callbacks,_lifecycle,_loss,_order,_tiers}.py)
 fi

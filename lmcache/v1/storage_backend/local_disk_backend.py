@@ -294,22 +294,26 @@ class LocalDiskBackend(StorageBackendInterface):
         self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
     ) -> None:
         """As `batched_get_blocking`, appended to the caller's list."""
-        chunks, served = self._index.get_many(tuple(keys))
-        to_read = [chunk for chunk in chunks if chunk is not None]
+        chunks: list[DiskChunk | None] = []
+        served: list[MemoryObj | None] = []
         read: list[MemoryObj | None] = []
         try:
+            self._index.get_many(tuple(keys), chunks, served)
+            to_read = [c for c, obj in zip(chunks, served, strict=True) if c and obj is None]
             if to_read:
                 self._reader.read(to_read, self.local_cpu_backend, read)
             answers = iter(read)
-            for position, chunk in enumerate(chunks):
-                if chunk is not None:
-                    served[position] = next(answers)
-            into += served
+            found = [
+                next(answers) if chunk and obj is None else obj
+                for chunk, obj in zip(chunks, served, strict=True)
+            ]
         except BaseException:  # nobody else knows of them
             release_all(served)
+            release_all(read)
             raise
         finally:
-            release_all(to_read)
+            release_all(chunks)
+        into += found
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None

@@ -172,23 +172,23 @@ class DiskIndex:
 
     # --- reading ---------------------------------------------------------------------------------
     def get_many(
-        self, keys: Sequence[CacheEngineKey]
-    ) -> tuple[list[DiskChunk | None], list[MemoryObj | None]]:
-        """Return, per key, the chunk to be read, or the object that serves it while in flight.
+        self,
+        keys: Sequence[CacheEngineKey],
+        chunks: list[DiskChunk | None],
+        sources: list[MemoryObj | None],
+    ) -> None:
+        """Append per key its chunk, or None, and the object that serves it while it is in flight.
 
-        Each with a reference. Keys are given head first; one use each, head youngest.
+        Each with a reference, in the caller's lists whatever interrupts the call. Keys are given
+        head first; one use each, head youngest.
         """
-        chunks: list[DiskChunk | None] = []
-        sources: list[MemoryObj | None] = [None] * len(keys)
         with self.lock:
             self.index.get_many(keys, holds_lock=True, into=chunks)
-            for position, chunk in enumerate(chunks):
-                if chunk is not None and chunk.source is not None:
-                    chunk.source.ref_count_up()
-                    sources[position] = chunk.source
-                    chunk.ref_count_down()
-                    chunks[position] = None
-        return chunks, sources
+            for chunk in chunks:
+                source = None if chunk is None else chunk.source
+                if source is not None:
+                    source.ref_count_up()
+                sources.append(source)
 
     def is_in_flight(self, key: CacheEngineKey) -> bool:
         """Whether a put of `key` is not on disk yet."""

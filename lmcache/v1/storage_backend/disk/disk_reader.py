@@ -51,8 +51,8 @@ class DiskReader:
         first = len(into) - len(chunks)
         for position, status in enumerate(statuses):
             if status != FILE_GOOD:
-                objs[position].ref_count_down()
                 into[first + position] = None
+                objs[position].ref_count_down()
                 self._note_failure(chunks[position], status)
 
     def _note_failure(self, chunk: DiskChunk, status: int) -> None:
