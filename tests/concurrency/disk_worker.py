@@ -1,7 +1,8 @@
 """A process that keeps a disk tier busy until it is killed.
 
-Arguments: directory, files that the budget holds, seed. It tells on standard output which keys are
-on disk, a number a line. Keys from FIRST_REMOVED on are also removed, so of them that says nothing.
+Arguments: directory, files that the budget holds, seed, model. It tells on standard output which
+keys are on disk, a number a line. Keys from FIRST_REMOVED on are also removed, so of them that says
+nothing.
 """
 
 import os
@@ -67,9 +68,9 @@ def work(sm, numbers):
             sm.remove(numbers.choice(all_keys[FIRST_REMOVED - 1 :]))
 
 
-def main(directory, num_files, seed):
+def main(directory, num_files, seed, model_name):
     settings = disk_settings(directory, int(num_files))
-    sm = StorageManager(make_config(256, **settings), make_metadata())
+    sm = StorageManager(make_config(256, **settings), make_metadata(model_name=model_name))
     print("ready", flush=True)
     for number in range(2):
         numbers = random.Random(f"{seed} {number}")

@@ -26,10 +26,11 @@ SEEDS = [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10
 FEW_FILES, MANY_FILES = 30, 2000  # of 16 KiB: a disk that evicts, and one that never does
 
 
-def start_worker(directory, num_files, seed):
-    """A busy worker, and its standard output."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "disk_worker", str(directory), str(num_files), str(seed)],
+def start_worker(directory, num_files, seed, model_name="m"):
+    """A busy worker, which owns its directory by now."""
+    arguments = [str(argument) for argument in (directory, num_files, seed, model_name)]
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "disk_worker", *arguments],
         env={
             **os.environ,
             "PYTHONPATH": f"{TESTS.parent}:{TESTS}:{TESTS / 'concurrency'}",
@@ -38,12 +39,13 @@ def start_worker(directory, num_files, seed):
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert worker.stdout.readline() == "ready\n"
+    return worker
 
 
 def kill_after(worker, num_lines):
     """Kill a worker when it has told so many keys; returns all the keys that it told."""
     try:
-        assert worker.stdout.readline() == "ready\n"
         lines = [worker.stdout.readline() for _ in range(num_lines)]
     finally:
         worker.kill()
@@ -54,8 +56,9 @@ def kill_after(worker, num_lines):
     return {int(line) for line in lines}
 
 
-def reopen(directory, num_files):
-    sm = StorageManager(make_config(256, **disk_settings(directory, num_files)), make_metadata())
+def reopen(directory, num_files, model_name="m"):
+    config = make_config(256, **disk_settings(directory, num_files))
+    sm = StorageManager(config, make_metadata(model_name=model_name))
     sm.drain()
     return sm
 
@@ -111,4 +114,26 @@ def test_after_a_kill_everything_that_was_whole_is_found_again(tmp_path, seed):
 def test_a_directory_survives_one_kill_after_another(tmp_path):
     for seed in range(3):
         sm, _ = kill_and_reopen(tmp_path, FEW_FILES, f"again {seed}", 50 + 70 * seed)
+        sm.close()
+
+
+def test_processes_of_two_models_share_a_directory_and_each_finds_its_own(tmp_path):
+    models = ["m", "m", "other"]
+    workers = [start_worker(tmp_path, FEW_FILES, seed, model) for seed, model in enumerate(models)]
+    for worker in workers:
+        kill_after(worker, 100)
+    owned = {path.parent: set() for path in tmp_path.rglob("owner.lock")}
+    for path in tmp_path.rglob("*.pt"):
+        owned[path.parent].add(path.name.partition("-")[0])
+    assert len(owned) == 3
+    assert all(owned.values())
+
+    managers = [reopen(tmp_path, FEW_FILES, model) for model in models]
+
+    assert {Path(disk_of(sm).path) for sm in managers} == set(owned)
+    for sm in managers:
+        found = {name.partition("-")[0] for name in files_of(sm)}
+        assert found == owned[Path(disk_of(sm).path)]
+        check_disk(sm)
+        check_contents(sm)
         sm.close()
