@@ -31,15 +31,12 @@ TESTS = Path(__file__).parent.parent
             {"local_disk": "/tmp", "max_local_disk_size": 1.0, "max_local_cpu_size": 0},
             "max_local_cpu_size",
         ),
-        ({"local_disk_path_sharding": "by_moon"}, "by_gpu"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_setting_that_cannot_be_used_is_refused_at_start(settings, named):
     with pytest.raises(ConfigError, match=named):
-        config = make_config(**settings)
-        config.validate()
-        StorageManager(config, make_metadata())
+        StorageManager(make_config(**settings), make_metadata())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from lmcache.logging import init_logger
+from lmcache.v1.config_checks import check_together
 from lmcache.v1.errors import ConfigError, UnsupportedFeatureError
 from lmcache.v1.storage_backend.abstract_backend import (
     StorageBackendInterface,
@@ -50,6 +51,8 @@ def CreateStorageBackends(  # noqa: N802 (the name that callers import)
         ConfigError: A setting that cannot be used, or a plug-in that cannot be loaded.
     """
     _refuse_missing_tiers(config)
+    if _wants_disk(config):
+        check_together(config)
     skip = skip_backends or frozenset()
     kept = existing_backends or OrderedDict()
     backends: Backends = OrderedDict()
@@ -60,7 +63,7 @@ def CreateStorageBackends(  # noqa: N802 (the name that callers import)
     cpu = backends.get(LOCAL_CPU)
     if LOCAL_DISK in kept:
         backends[LOCAL_DISK] = kept[LOCAL_DISK]
-    elif LOCAL_DISK not in skip and config.local_disk and isinstance(cpu, LocalCPUBackend):
+    elif LOCAL_DISK not in skip and _wants_disk(config) and isinstance(cpu, LocalCPUBackend):
         backends[LOCAL_DISK] = LocalDiskBackend(
             config, loop, cpu, dst_device, lmcache_worker, metadata
         )
@@ -77,6 +80,10 @@ def CreateStorageBackends(  # noqa: N802 (the name that callers import)
                 cpu if isinstance(cpu, LocalCPUBackend) else None,
             )
     return backends
+
+
+def _wants_disk(config: "LMCacheEngineConfig") -> bool:
+    return bool(config.local_disk) or config.max_local_disk_size > 0
 
 
 def _refuse_missing_tiers(config: "LMCacheEngineConfig") -> None:
