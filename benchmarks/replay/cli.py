@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from benchmarks.replay.report import print_report, write_json
 from benchmarks.replay.requests import TraceRow, requests_of
 from benchmarks.replay.runner import ArmResult, run_arm
 from benchmarks.replay.settings import (
+    DISK_BLOCKS_PER_POOL_BLOCK,
+    DISK_HEAD_BYTES,
     POOL_ALIGNMENT_BYTES,
     TOUCH_INTERVAL_MS,
     Arm,
@@ -25,12 +29,16 @@ EXIT_OK = 0
 EXIT_WRONG = 1
 EXIT_BAD_INPUT = 2
 
+_NEVER = ("failed_wrong_bytes", "failed_unexplained", "failed_kv_missing", "disk_faults")
+"""Counts that no run may have, whatever its settings."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the replay; returns 0, 1 for wrong bytes or a model that differs, 2 for bad input."""
+    """Run the replay; returns 0, 1 for a run that went wrong or off its model, 2 for bad input."""
     options = _parser().parse_args(arguments)
     try:
         settings = _settings(options)
+        _check_disk_dir(options.disk_dir, settings)
         rows = _rows(options)
         if options.json is not None:  # found out now, not after the whole run
             options.json.touch()
@@ -44,7 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if with_model is None:
         with_model = settings.has_equal_sizes and settings.policy.upper() == "LRU"
     results = [
-        run_arm(requests, settings, arm, with_model=with_model, shows_progress=options.progress)
+        run_arm(
+            requests,
+            settings,
+            arm,
+            with_model=with_model,
+            shows_progress=options.progress,
+            disk_dir=options.disk_dir,
+        )
         for arm in options.arms
     ]
     workload = _workload(options, rows)
@@ -56,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_wrong(result: ArmResult, settings: Settings) -> bool:
-    if result.counts.get("failed_wrong_bytes", 0) or result.counts.get("failed_unexplained", 0):
+    if any(result.counts.get(name, 0) for name in _NEVER):
         return True
     return settings.has_equal_sizes and bool(result.differences())
 
@@ -68,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_workload(parser)
     _add_sizes(parser)
+    _add_disk(parser)
     _add_rules(parser)
     output = parser.add_argument_group("output")
     output.add_argument("--json", type=Path, help="write the result as JSON")
@@ -109,6 +125,29 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
         default=POOL_ALIGNMENT_BYTES,
         help=f"scaled bytes of a KV block of 512 tokens, a multiple of {POOL_ALIGNMENT_BYTES} "
         "(%(default)s)",
+    )
+
+
+def _add_disk(parser: argparse.ArgumentParser) -> None:
+    disk = parser.add_argument_group("disk tier")
+    disk.add_argument(
+        "--disk",
+        action="store_true",
+        help=f"put a disk tier below the pool, of {DISK_BLOCKS_PER_POOL_BLOCK} blocks for each of "
+        "the pool's unless --disk-blocks says how many",
+    )
+    disk.add_argument(
+        "--disk-blocks",
+        type=int,
+        help="a disk tier of so many KV blocks, counted as files: a KV block's file takes "
+        f"{DISK_HEAD_BYTES} bytes of head and --block-bytes, a state image's the same head and "
+        "--image-blocks times --block-bytes",
+    )
+    disk.add_argument(
+        "--disk-dir",
+        type=Path,
+        help="where each arm makes a directory for its files, which goes when the arm ends "
+        "(default: where temporary files go)",
     )
 
 
@@ -158,7 +197,39 @@ def _settings(options: argparse.Namespace) -> Settings:
         policy=options.policy,
         verified_for_ms=window_ms,
         prefill_blocks=options.prefill_blocks,
+        disk_blocks=_disk_blocks(options),
     )
+
+
+def _disk_blocks(options: argparse.Namespace) -> int | None:
+    if options.disk and options.disk_blocks is None:
+        return DISK_BLOCKS_PER_POOL_BLOCK * int(options.pool_blocks)
+    blocks: int | None = options.disk_blocks
+    return blocks
+
+
+def _check_disk_dir(disk_dir: Path | None, settings: Settings) -> None:
+    """Find out now whether the files of the disk tier can be written, not in the middle of a run.
+
+    Raises: SettingsError: They cannot, as far as can be told. OSError: The directory is not
+        writable.
+    """
+    if settings.disk_blocks is None:
+        if disk_dir is not None:
+            raise SettingsError(f"--disk-dir {disk_dir} has no use without --disk")
+        return
+    parent = Path(tempfile.gettempdir()) if disk_dir is None else disk_dir
+    if not parent.is_dir():
+        raise SettingsError(f"--disk-dir {parent} is not a directory; make it first")
+    if "," in str(parent):
+        raise SettingsError(f"--disk-dir {parent}: the disk tier takes a comma for a list of paths")
+    with tempfile.TemporaryFile(dir=parent):
+        free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < settings.disk_bytes:
+        raise SettingsError(
+            f"the disk tier's {settings.disk_bytes} bytes do not fit into the {free_bytes} that "
+            f"are free in {parent}; lower --disk-blocks or name another place with --disk-dir"
+        )
 
 
 def _rows(options: argparse.Namespace) -> list[TraceRow]:

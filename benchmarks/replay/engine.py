@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.replay.kv_service import LoadOutcome
 from benchmarks.replay.naming import image_key, image_of
@@ -12,25 +13,38 @@ from benchmarks.replay.settings import Arm, ImageClass, Settings
 from benchmarks.replay.state_index import StateIndex, TouchTicket, VerdictEffect
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.storage_backend.cache_events import EventKind, Subscription
+from lmcache.v1.storage_backend.local_cpu_backend import NAME as CPU_TIER
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.touch import TouchVerdict
 
 EVENTS_CAPACITY = 65_536
+
+_CAUSES = {
+    LoadOutcome.LOADED: None,
+    LoadOutcome.MISSING: "unexplained",
+    LoadOutcome.NO_ROOM: "no_room",
+    LoadOutcome.WRONG_BYTES: "wrong_bytes",
+}
 
 
 class ReplayEngine:
     """Serves requests one after another in the manner of one arm and counts what happens.
 
     `events_capacity` bounds what may wait for the state index between two passes; what is lost
-    beyond it is made good from a snapshot.
+    beyond it is made good from a snapshot. `disk_dir` is where the disk tier's directory is made.
     """
 
     def __init__(
-        self, settings: Settings, arm: Arm, *, events_capacity: int = EVENTS_CAPACITY
+        self,
+        settings: Settings,
+        arm: Arm,
+        *,
+        events_capacity: int = EVENTS_CAPACITY,
+        disk_dir: Path | None = None,
     ) -> None:
         self._settings = settings
         self._arm = arm
-        self._pool = ReplayPool(settings)
+        self._pool = ReplayPool(settings, disk_dir)
         self._index = StateIndex()
         self._counts: Counter[str] = Counter()
         self._observer = Observer(self._pool.manager, self._index, self._counts)
@@ -71,6 +85,7 @@ class ReplayEngine:
             RuntimeError: The engine's own report of its stores contradicts the run.
         """
         self._observer.close(self._now_ms)
+        self._count_disk()
         self.close()
         self._counts["index_size"] = len(self._index)
         totals = self._pool.kv.totals()
@@ -78,7 +93,24 @@ class ReplayEngine:
         self._counts["kv_stored"] = totals.stored
         self._counts["kv_already_resident"] = totals.resident
         self._counts["kv_no_room"] = totals.no_room
+        self._count_entries()
         return {name: value for name, value in self._counts.items() if value}
+
+    def _count_disk(self) -> None:
+        disk = self._pool.manager.gauges().disk
+        self._counts["disk_entries"] = disk.num_entries
+        self._counts["disk_used_bytes"] = disk.used_bytes
+        self._counts["disk_dropped_queue_full"] = disk.dropped_queue_full
+        self._counts["disk_dropped_no_room"] = disk.dropped_no_room
+        self._counts["disk_faults"] = disk.failed_writes + disk.failed_reads
+
+    def _count_entries(self) -> None:
+        """What entered the pool and was not stored by us came back from disk."""
+        num_images = sum(self._counts[f"images_stored_{klass.value}"] for klass in ImageClass)
+        self._counts["promoted_image"] = self._counts.pop("entered_image", 0) - num_images
+        self._counts["promoted_kv"] = self._counts.pop("entered_kv", 0) - self._counts["kv_stored"]
+        for kind in ("image", "kv"):
+            self._counts[f"disk_written_{kind}"] = self._counts.pop(f"disk_entered_{kind}", 0)
 
     def close(self) -> None:
         """Close everything, also in the middle of a run. Twice is a no-op."""
@@ -101,8 +133,8 @@ class ReplayEngine:
             if image is None:
                 continue
             if event.kind is EventKind.STORED:
-                self._index.hear_stored(image, event.generation, self._now_ms)
-            elif not event.still_in and self._index.hear_removed(image, event.generation):
+                self._index.hear_stored(image, event.seq, self._now_ms)
+            elif not event.still_in and self._index.hear_gone(image, event.seq):
                 self._observer.note_forgotten(image, self._now_ms)
 
     def _resync(self) -> int:
@@ -154,7 +186,7 @@ class ReplayEngine:
         ticket = self._index.want_touch(image, self._now_ms)
         if ticket is None:
             return
-        (verdict,) = self._pool.touch([image_key(image)])
+        (verdict,) = self._pool.touch(image_key(image))
         self._counts[f"touches_{verdict.name.lower()}"] += 1
         self._verdicts.append((ticket, verdict))
 
@@ -179,16 +211,16 @@ class ReplayEngine:
     def _load_cause(self, image: int, prefix: Sequence[int]) -> str | None:
         """Load; returns why it failed, or None."""
         key = image_key(image)
-        if not self._pool.is_resident(key):
+        if self._pool.tier_of(key) is None:
             has_touches_only = self._arm.touches and not self._arm.hears_events
             return self._observer.why_missing(image, has_touches_only=has_touches_only)
-        kv_outcome = self._pool.kv.load(prefix)
-        image_outcome = self._pool.load_image(key, is_use=self._arm.touches)
-        if LoadOutcome.WRONG_BYTES in (kv_outcome, image_outcome):
-            return "wrong_bytes"
-        if kv_outcome is LoadOutcome.MISSING:
+        with self._pool.kept(key):  # KV that is read from disk makes room in the pool
+            outcome = self._pool.kv.load(prefix)
+        if outcome is LoadOutcome.MISSING:
             return "kv_missing"
-        return "unexplained" if image_outcome is LoadOutcome.MISSING else None
+        if outcome is LoadOutcome.LOADED:
+            outcome = self._pool.load_image(key, is_use=self._arm.touches)
+        return _CAUSES[outcome]
 
     # ---- compute and store ----------------------------------------------------------------------
 
@@ -214,17 +246,21 @@ class ReplayEngine:
             self._store_image(prompt[-1], ImageClass.PROMPT_END)
 
     def _store_image(self, image: int, klass: ImageClass) -> None:
+        """Store an image, unless the pool holds it: one that is on disk only comes back."""
         key = image_key(image)
-        is_here = self._pool.is_resident(key)
-        if is_here:
+        if self._arm.touches:
+            (tier,) = self._pool.touch(key).locations
+        else:
+            tier = self._pool.tier_of(key)
+        if tier == CPU_TIER:
             self._counts["images_already_resident"] += 1
-            if self._arm.touches:
-                self._pool.touch([key])
-        elif not self._put_image(key, klass):
+        elif self._put_image(key, klass):
+            self._counts["images_stored_back"] += tier is not None
+        else:
             return
         self._observer.look(self._now_ms)
         self._observer.note_stored(image, self._now_ms)
-        self._index.note_stored(image, self._now_ms, is_new_copy=not is_here)
+        self._index.note_stored(image, self._now_ms, as_of_seq=self._pool.newest_event)
 
     def _put_image(self, key: CacheEngineKey, klass: ImageClass) -> bool:
         placement = Placement.YOUNG

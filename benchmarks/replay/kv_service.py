@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from prometheus_client import REGISTRY
@@ -33,6 +34,7 @@ class LoadOutcome(enum.Enum):
 
     LOADED = "loaded"
     MISSING = "missing"
+    NO_ROOM = "no_room"  # on disk, but the pool has no memory to read it into
     WRONG_BYTES = "wrong_bytes"
 
 
@@ -60,16 +62,23 @@ class KVService:
         open    engine and lookup server run; calls work                    close
         closed  sockets, threads and memory are given up; `totals` is told  nobody
 
-    Prompts are given as prefix ids, one a block. Each run has an engine, metrics and sockets of its
-    own, the sockets in a temporary directory.
+    Prompts are given as prefix ids, one a block. Each run has an engine, metrics, sockets and files
+    of its own, sockets and files in temporary directories. Every put is drained before the call
+    that made it ends: a chunk on its way to disk keeps its memory, so what the pool evicts next
+    would depend on how far the disk tier's writer is.
+
+    Args:
+        settings: Sizes of the pool and the disk tier.
+        disk_dir: Where to make the directory of the files; None: where temporary files go.
 
     Attributes:
         engine: The real one.
         connector: Makes and checks the bytes.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, disk_dir: Path | None = None) -> None:
         self._name = f"replay-{uuid.uuid4().hex}"
+        self._put_blocks = settings.put_blocks
         self.connector = ReplayConnector(settings.block_bytes)
         self._num_wanted = 0
         self._num_lookups = 0
@@ -77,6 +86,10 @@ class KVService:
         metadata = make_metadata(self._name, settings.block_bytes)
         with contextlib.ExitStack() as parts:
             directory = parts.enter_context(tempfile.TemporaryDirectory(prefix="replay-"))
+            if settings.disk_blocks is not None:
+                config.local_disk = parts.enter_context(
+                    tempfile.TemporaryDirectory(prefix="replay-disk-", dir=disk_dir)
+                )
             self.engine = self._make_engine(config, metadata, parts)
             with _sockets_in(directory):
                 server = LookupClientFactory.create_lookup_server(self.engine, metadata)
@@ -132,22 +145,39 @@ class KVService:
 
     def load(self, prefix_ids: Sequence[int]) -> LoadOutcome:
         """Retrieve the blocks of a prefix and compare their bytes; a use of each."""
-        num_intact = self.connector.num_intact
+        num_intact, num_failed = self.connector.num_intact, self.num_failed_allocations
         loaded = self.engine.retrieve(prompt_tokens(prefix_ids), prefix_ids=prefix_ids)
         if not bool(loaded.all()):
-            return LoadOutcome.MISSING
+            has_room = self.num_failed_allocations == num_failed
+            return LoadOutcome.MISSING if has_room else LoadOutcome.NO_ROOM
         is_good = self.connector.num_intact - num_intact == len(prefix_ids)
         return LoadOutcome.LOADED if is_good else LoadOutcome.WRONG_BYTES
 
     def store(self, prefix_ids: Sequence[int], first: int) -> None:
-        """Store a prompt of which the blocks before `first` are known to be cached or tried."""
+        """Store a prompt of which the blocks before `first` are known to be cached or tried.
+
+        With a disk tier, in parts that it takes whole.
+        """
+        step = self._put_blocks or len(prefix_ids)
+        for start in range(first, len(prefix_ids), step):
+            self._store_part(prefix_ids[: start + step], start)
+
+    def _store_part(self, prefix_ids: Sequence[int], first: int) -> None:
         tokens = prompt_tokens(prefix_ids)
         mask = torch.ones(len(tokens), dtype=torch.bool)
         mask[: first * ENGINE_TOKENS_PER_BLOCK] = False
         self._num_wanted += len(prefix_ids) - first
         self.engine.store(tokens, mask=mask, prefix_ids=prefix_ids)
+        self.manager.drain()
 
     # ---- what the engine says of it -------------------------------------------------------------
+
+    @property
+    def num_failed_allocations(self) -> int:
+        """Allocations that found no memory."""
+        backend = self.manager.local_cpu_backend
+        assert backend is not None, "the replay's manager always has a CPU pool"
+        return backend.gauges().failed_allocations
 
     def totals(self) -> KVTotals:
         """Return what the engine reported of its stores, once it is closed.
@@ -190,6 +220,7 @@ def _config(settings: Settings) -> LMCacheEngineConfig:
         chunk_size=ENGINE_TOKENS_PER_BLOCK,
         local_cpu=True,
         max_local_cpu_size=settings.pool_bytes / 2**30,
+        max_local_disk_size=settings.disk_bytes / 2**30,
         cache_policy=settings.policy,
         lookup_timeout_ms=_LOOKUP_TIMEOUT_MS,
     )

@@ -1,72 +1,23 @@
 """The same run in plain Python, written from the rules alone: the replay's oracle.
 
 Nothing of the engine under test is imported and no planning code is shared with it: only the
-settings and the requests. The pool is one ordered dictionary, coldest entry first. With KV blocks
+settings and the requests. Each tier is one ordered dictionary, coldest entry first. With KV blocks
 and images of one size every victim is determined, so each count must equal the engine's. With two
 sizes the model evicts the coldest entries until the new one fits, which ignores fragmentation: then
 it is a reference, not an oracle.
 """
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.replay.model_tiers import IMAGE, KV, Entry, Tiers
 from benchmarks.replay.requests import Request
 from benchmarks.replay.settings import TOUCH_INTERVAL_MS, Arm, Settings
 
-_KV = "kv"
-_IMAGE = "image"
-_Entry = tuple[str, int]
 
-
-class _LruPool:
-    """Entries by kind and prefix id, coldest first; sizes in blocks.
-
-    `kept` are entries that may not leave: those a request has pinned, those a store runs over.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.free = capacity
-        self.evictable = 0
-        self.order: OrderedDict[_Entry, int] = OrderedDict()
-        self.kept: set[_Entry] = set()
-        self.evicted: list[_Entry] = []
-
-    def use(self, entry: _Entry) -> None:
-        self.order.move_to_end(entry)
-
-    def keep(self, entry: _Entry) -> bool:
-        """Let an entry stay; False where it does already."""
-        if entry in self.kept:
-            return False
-        self.kept.add(entry)
-        self.evictable -= self.order[entry]
-        return True
-
-    def let_go(self, entries: Iterable[_Entry]) -> None:
-        for entry in entries:
-            self.kept.remove(entry)
-            self.evictable += self.order[entry]
-
-    def reserve(self, size: int) -> bool:
-        """Take `size` blocks, evicting the coldest entries; False leaves the pool as it was."""
-        if self.free + self.evictable < size:
-            return False
-        while self.free < size:
-            victim = next(entry for entry in self.order if entry not in self.kept)
-            freed = self.order.pop(victim)
-            self.evicted.append(victim)
-            self.free += freed
-            self.evictable -= freed
-        self.free -= size
-        return True
-
-    def add(self, entry: _Entry, size: int, *, cold: bool = False) -> None:
-        """Make reserved blocks an entry, youngest, or first out when cold."""
-        self.order[entry] = size
-        self.evictable += size
-        if cold:
-            self.order.move_to_end(entry, last=False)
+def _kv(prompt: Sequence[int]) -> list[Entry]:
+    return [(KV, block) for block in prompt]
 
 
 @dataclass
@@ -90,7 +41,7 @@ class _Verdict:
 class _Model:
     settings: Settings
     arm: Arm
-    pool: _LruPool
+    tiers: Tiers
     counts: Counter[str] = field(default_factory=Counter)
     index: dict[int, _Known] = field(default_factory=dict)
     verdicts: list[_Verdict] = field(default_factory=list)
@@ -109,18 +60,20 @@ class _Model:
         self.counts["input_blocks"] += len(prompt)
         self._hear_removals()
         self._hear_verdicts()
-        matched = self._match_kv(prompt)
+        in_pool, on_disk = self._match_kv(prompt)
+        matched = len(in_pool) + len(on_disk)
         resume = self._load(prompt, self._plan(prompt, matched))
         self.counts["recomputed_blocks"] += len(prompt) - resume
         self._compute(prompt, matched, resume)
-        self.pool.let_go([(_KV, block) for block in prompt[:matched]])
+        self.tiers.pool.let_go(in_pool)
+        self.tiers.disk.let_go(on_disk)
         self.counts["index_peak"] = max(self.counts["index_peak"], len(self.index))
         self._note_evictions()
 
     def _hear_removals(self) -> None:
         if self.arm.hears_events:
             for image in self.told:
-                if (_IMAGE, image) not in self.pool.order:
+                if (IMAGE, image) not in self.tiers:
                     self._forget(image)
         self.told.clear()
 
@@ -138,15 +91,15 @@ class _Model:
                 self.counts["verdicts_stale"] += 1
         self.verdicts.clear()
 
-    def _match_kv(self, prompt: Sequence[int]) -> int:
+    def _match_kv(self, prompt: Sequence[int]) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        """Pin and use the longest prefix held, each part in the tier that it was found in."""
         self.counts["lookups"] += bool(prompt)
-        matched = 0
-        while matched < len(prompt) and (_KV, prompt[matched]) in self.pool.order:
-            matched += 1
-        for block in reversed(prompt[:matched]):
-            self.pool.use((_KV, block))
-            self.pool.keep((_KV, block))
-        return matched
+        in_pool, on_disk = self.tiers.match(_kv(prompt))
+        self.tiers.pool.use(in_pool)
+        self.tiers.pool.keep(in_pool)
+        self.tiers.disk.use(on_disk)
+        self.tiers.disk.keep(on_disk)
+        return in_pool, on_disk
 
     def _plan(self, prompt: Sequence[int], matched: int) -> int:
         while True:
@@ -173,31 +126,43 @@ class _Model:
             return
         known.sent_ms = self.now_ms
         known.sent_at = self._tick()
-        resident = (_IMAGE, image) in self.pool.order
-        if resident:
-            self.pool.use((_IMAGE, image))
-        self.counts["touches_refreshed" if resident else "touches_gone"] += 1
-        self.verdicts.append(_Verdict(image, known.sent_at, gone=not resident))
+        verdict = "gone"
+        if (IMAGE, image) in self.tiers:
+            verdict = "refreshed" if (IMAGE, image) in self.tiers.pool else "present"
+            self.tiers.use([(IMAGE, image)])
+        self.counts[f"touches_{verdict}"] += 1
+        self.verdicts.append(_Verdict(image, known.sent_at, gone=verdict == "gone"))
 
     def _load(self, prompt: Sequence[int], boundary: int) -> int:
         if not boundary:
             return 0
         self.counts["loads_attempted"] += 1
         image = prompt[boundary - 1]
-        if (_IMAGE, image) not in self.pool.order:
+        cause = self._load_cause((IMAGE, image), _kv(prompt[:boundary]))
+        if cause is not None:
             self.counts["loads_failed"] += 1
-            self.counts[f"failed_{self._cause(image)}"] += 1
+            self.counts[f"failed_{cause}"] += 1
             self._forget(image)
             return 0
-        for block in reversed(prompt[:boundary]):
-            self.pool.use((_KV, block))
-        if self.arm.touches:
-            self.pool.use((_IMAGE, image))
         self.index[image].verified_ms = self.now_ms
         self.index[image].verified_at = self._tick()
         self.counts["loads_succeeded"] += 1
         self.counts["loaded_blocks"] += boundary
         return boundary
+
+    def _load_cause(self, image: Entry, blocks: Sequence[Entry]) -> str | None:
+        if image not in self.tiers:
+            return self._cause(image[1])
+        held = self.tiers.pool.keep([image] if image in self.tiers.pool else [])
+        in_pool, on_disk = self.tiers.match(blocks)
+        self.tiers.pool.use(in_pool)
+        has_room = self.tiers.read(on_disk)
+        self.tiers.pool.let_go(held)
+        if image not in self.tiers.pool:
+            has_room = has_room and self.tiers.read([image])
+        elif self.arm.touches:
+            self.tiers.pool.use([image])
+        return None if has_room else "no_room"
 
     def _cause(self, image: int) -> str:
         if image not in self.ever_stored:
@@ -214,40 +179,41 @@ class _Model:
             upto = len(prompt)
             if self.settings.prefill_blocks is not None:
                 upto = min(upto, done + self.settings.prefill_blocks)
-            if matched < upto:
-                self._store_kv(prompt[:upto], max(matched, done))
+            self._store_kv(prompt[:upto], max(matched, done))
             self._store_images(prompt, matched, done, upto)
             done = upto
 
     def _store_kv(self, prompt: Sequence[int], wanted_from: int) -> None:
+        step = self.settings.put_blocks or max(1, len(prompt))
+        for start in range(wanted_from, len(prompt), step):
+            self._store_kv_part(_kv(prompt[: start + step]), start)
+
+    def _store_kv_part(self, entries: Sequence[Entry], wanted_from: int) -> None:
         """Walk the prompt: what is there stays and is used, what is missing goes in until it ends.
 
         A block that is not wanted and not there is passed over.
         """
-        entries = [(_KV, block) for block in prompt]
-        leading = 0
-        while leading < len(entries) and entries[leading] in self.pool.order:
-            leading += 1
-        used, new = entries[:leading], []
-        kept_here = [entry for entry in used if self.pool.keep(entry)]
+        pool = self.tiers.pool
+        used, new = list(pool.prefix(entries)), []
+        leading = len(used)
+        kept_here = pool.keep(used)
         resident = max(0, leading - wanted_from)
         for position in range(leading, len(entries)):
             entry = entries[position]
-            if entry in self.pool.order:
-                kept_here += [entry] if self.pool.keep(entry) else []
+            if entry in pool:
+                kept_here += pool.keep([entry])
                 resident += position >= wanted_from
             elif position < wanted_from:
                 continue
-            elif self.pool.reserve(1):
+            elif pool.reserve(KV):
                 new.append(entry)
             else:
                 break
             used.append(entry)
-        for entry in new:
-            self.pool.add(entry, 1)
-        for entry in reversed(used):
-            self.pool.use(entry)
-        self.pool.let_go(kept_here)
+        pool.add(new)
+        self.tiers.write(new)
+        self.tiers.use(used)
+        pool.let_go(kept_here)
         self.counts["kv_stored"] += len(new)
         self.counts["kv_already_resident"] += resident
         self.counts["kv_no_room"] += len(entries) - wanted_from - len(new) - resident
@@ -264,21 +230,21 @@ class _Model:
                 )
 
     def _store_image(self, image: int, klass: str) -> None:
-        size = self.settings.image_blocks
-        if (_IMAGE, image) in self.pool.order:
+        entry, pool = (IMAGE, image), self.tiers.pool
+        is_known, is_hot = entry in self.tiers, entry in pool
+        if self.arm.touches:
+            self.tiers.use([entry])
+        if is_hot:
             self.counts["images_already_resident"] += 1
-            if self.arm.touches:
-                self.pool.use((_IMAGE, image))
         else:
             spare = self.arm.admits_by_class and klass == "interval"
-            if spare and self.pool.free < size:
-                self.counts["images_refused"] += 1
+            if not pool.reserve(IMAGE, may_evict=not spare):
+                self.counts["images_refused" if spare else "images_no_room"] += 1
                 return
-            if not self.pool.reserve(size):
-                self.counts["images_no_room"] += 1
-                return
-            self.pool.add((_IMAGE, image), size, cold=spare)
+            pool.add([entry], cold=spare)
+            self.tiers.write([entry], cold=spare)
             self.counts[f"images_stored_{klass}"] += 1
+            self.counts["images_stored_back"] += is_known
         self._note_evictions()
         self._advertise(image)
 
@@ -308,13 +274,12 @@ class _Model:
         self.counts["stale_max_ms"] = max(self.counts["stale_max_ms"], lasted_ms)
 
     def _note_evictions(self) -> None:
-        for kind, name in self.pool.evicted:
-            self.counts[f"evicted_{kind}"] += 1
-            if kind == _IMAGE:
+        for tier, (kind, name), was_last in self.tiers.take_evicted():
+            self.counts[f"evicted_{kind}" if tier == "pool" else f"disk_evicted_{kind}"] += 1
+            if kind == IMAGE and was_last:
                 self.told.append(name)
                 if name in self.index:
                     self.stale_since.setdefault(name, self.now_ms)
-        self.pool.evicted.clear()
 
     def _tick(self) -> int:
         self.ticks += 1
@@ -323,10 +288,18 @@ class _Model:
 
 def run_model(requests: Sequence[Request], settings: Settings, arm: Arm) -> dict[str, int]:
     """Replay through the model and return its counts; a count that never rose is absent."""
-    model = _Model(settings, arm, _LruPool(settings.pool_blocks))
+    model = _Model(settings, arm, Tiers(settings))
     for request in requests:
         model.serve(request)
     for since in model.stale_since.values():
         model._count_stale(model.now_ms - since)
+    disk = model.tiers.disk
     model.counts["index_size"] = len(model.index)
+    model.counts["disk_entries"] = len(disk.order)
+    model.counts["disk_used_bytes"] = disk.capacity - disk.free
+    model.counts["disk_dropped_no_room"] = model.tiers.num_dropped
+    for kind, number in model.tiers.num_written.items():
+        model.counts[f"disk_written_{kind}"] = number
+    for kind, number in model.tiers.num_promoted.items():
+        model.counts[f"promoted_{kind}"] = number
     return {name: value for name, value in model.counts.items() if value}

@@ -1,18 +1,21 @@
-"""Who watches a run from outside: it sees every removal and tells the engine nothing."""
+"""Who watches a run from outside: it sees what comes and goes, and tells the engine nothing."""
 
 from collections import Counter
 
 from benchmarks.replay.naming import image_of
 from benchmarks.replay.state_index import StateIndex
-from lmcache.v1.storage_backend.cache_events import EventKind, RemovalReason
+from lmcache.v1.storage_backend.cache_events import CacheEvent, EventKind, RemovalReason
+from lmcache.v1.storage_backend.local_disk_backend import NAME as DISK_TIER
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 
 class Observer:
-    """Counts removals by kind and how long an image that left stays advertised, in trace time."""
+    """Counts what enters and leaves each tier, by kind, and how long an image whose last copy left
+    stays advertised, in trace time.
+    """
 
     def __init__(self, manager: StorageManager, index: StateIndex, counts: Counter[str]) -> None:
-        self._events = manager.subscribe(kinds={EventKind.REMOVED})
+        self._events = manager.subscribe(kinds={EventKind.STORED, EventKind.REMOVED})
         self._index = index
         self._counts = counts
         self._stale_since_ms: dict[int, int] = {}
@@ -20,16 +23,17 @@ class Observer:
         self._ever_stored: set[int] = set()
 
     def look(self, now_ms: int) -> None:
-        """Note what left the pool since the last look."""
+        """Note what entered and left since the last look."""
         for event in self._events.take():
-            if event.kind is not EventKind.REMOVED or event.key is None:
+            if event.key is None:
                 raise RuntimeError(
                     f"the measuring subscription got {event.kind}: its counts would be wrong"
                 )
             image = image_of(event.key)
-            verb = "evicted" if event.reason is RemovalReason.CAPACITY else "removed"
-            self._counts[f"{verb}_kv" if image is None else f"{verb}_image"] += 1
-            if image is not None:
+            verb = _verb(event)
+            tier = "disk_" if event.tier == DISK_TIER else ""
+            self._counts[f"{tier}{verb}_kv" if image is None else f"{tier}{verb}_image"] += 1
+            if image is not None and event.kind is EventKind.REMOVED and not event.still_in:
                 self._left.add(image)
                 if image in self._index:
                     self._stale_since_ms.setdefault(image, now_ms)
@@ -62,3 +66,9 @@ class Observer:
         for image in list(self._stale_since_ms):
             self.note_forgotten(image, now_ms)
         self._events.close()
+
+
+def _verb(event: CacheEvent) -> str:
+    if event.kind is EventKind.STORED:
+        return "entered"
+    return "evicted" if event.reason is RemovalReason.CAPACITY else "removed"

@@ -23,6 +23,7 @@ _ROWS = (
     ("  left between two touches", "failed_left_between_touches", ",d"),
     ("  never stored", "failed_never_stored", ",d"),
     ("  wrong bytes", "failed_wrong_bytes", ",d"),
+    ("  no room in the pool to read it", "failed_no_room", ",d"),
     ("  KV missing", "failed_kv_missing", ",d"),
     ("  unexplained", "failed_unexplained", ",d"),
     ("touches refreshed", "touches_refreshed", ",d"),
@@ -45,6 +46,20 @@ _ROWS = (
     ("evictions: KV blocks", "evicted_kv", ",d"),
     ("removed otherwise: images", "removed_image", ",d"),
     ("removed otherwise: KV blocks", "removed_kv", ",d"),
+    ("images from disk", "promoted_image", ",d"),
+    ("KV blocks from disk", "promoted_kv", ",d"),
+    ("images stored again, on disk only", "images_stored_back", ",d"),
+    ("disk writes: images", "disk_written_image", ",d"),
+    ("disk writes: KV blocks", "disk_written_kv", ",d"),
+    ("disk evictions: images", "disk_evicted_image", ",d"),
+    ("disk evictions: KV blocks", "disk_evicted_kv", ",d"),
+    ("disk puts dropped, too much in flight", "disk_dropped_queue_full", ",d"),
+    ("disk puts not taken, no room", "disk_dropped_no_room", ",d"),
+    ("disk entries at the end", "disk_entries", ",d"),
+    ("disk MiB at the end", "disk_mib", ",.0f"),
+    ("disk faults", "disk_faults", ",d"),
+    ("disk removed otherwise: images", "disk_removed_image", ",d"),
+    ("disk removed otherwise: KV blocks", "disk_removed_kv", ",d"),
     ("gone but advertised, mean s", "stale_mean_seconds", ".1f"),
     ("gone but advertised, max s", "stale_max_seconds", ".1f"),
     ("wall seconds", "wall_seconds", ".1f"),
@@ -57,6 +72,7 @@ _SHOWN_IF_ANY = frozenset(
         "failed_left_between_touches",
         "failed_never_stored",
         "failed_wrong_bytes",
+        "failed_no_room",
         "failed_kv_missing",
         "failed_unexplained",
         "verdicts_stale",
@@ -64,6 +80,24 @@ _SHOWN_IF_ANY = frozenset(
         "kv_no_room",
         "removed_image",
         "removed_kv",
+        "disk_faults",
+        "disk_removed_image",
+        "disk_removed_kv",
+    }
+)
+_SHOWN_WITH_DISK = frozenset(
+    {
+        "promoted_image",
+        "promoted_kv",
+        "images_stored_back",
+        "disk_written_image",
+        "disk_written_kv",
+        "disk_evicted_image",
+        "disk_evicted_kv",
+        "disk_dropped_queue_full",
+        "disk_dropped_no_room",
+        "disk_entries",
+        "disk_mib",
     }
 )
 _MIB = 2**20
@@ -88,6 +122,7 @@ def derived(result: ArmResult, settings: Settings) -> dict[str, float]:
         "images_stored": num_images,
         "kv_mib_stored": counts.get("kv_stored", 0) * settings.block_bytes / _MIB,
         "image_mib_stored": num_images * settings.image_bytes / _MIB,
+        "disk_mib": counts.get("disk_used_bytes", 0) / _MIB,
         "stale_mean_seconds": _ratio(counts.get("stale_total_ms", 0), counts.get("stale_images", 0))
         / 1000,
         "stale_max_seconds": counts.get("stale_max_ms", 0) / 1000,
@@ -151,6 +186,8 @@ def _table_rows(results: Sequence[ArmResult], settings: Settings) -> list[list[s
     figures = [{**result.counts, **derived(result, settings)} for result in results]
     rows = []
     for label, name, format_spec in _ROWS:
+        if name in _SHOWN_WITH_DISK and settings.disk_blocks is None:
+            continue
         cells = [arm_figures.get(name, 0) for arm_figures in figures]
         if any(cells) or name not in _SHOWN_IF_ANY:
             rows.append([label, *(format(cell, format_spec) for cell in cells)])

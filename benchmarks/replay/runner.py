@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.replay.console import with_progress
 from benchmarks.replay.engine import ReplayEngine
@@ -36,9 +37,14 @@ def run_arm(
     *,
     with_model: bool,
     shows_progress: bool = False,
+    disk_dir: Path | None = None,
 ) -> ArmResult:
-    """Replay the requests through a fresh engine and pool in the manner of one arm."""
-    engine = ReplayEngine(settings, arm)
+    """Replay the requests through a fresh engine and pool in the manner of one arm.
+
+    Its disk tier, if there is one, has a directory of its own in `disk_dir` (None: where temporary
+    files go), which is removed at the end.
+    """
+    engine = ReplayEngine(settings, arm, disk_dir=disk_dir)
     start_s = time.monotonic()
     try:
         for request in with_progress(arm.value, requests, is_shown=shows_progress):

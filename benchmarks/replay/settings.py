@@ -12,6 +12,15 @@ ENGINE_TOKENS_PER_BLOCK = 4
 POOL_ALIGNMENT_BYTES = 4096
 """The pool hands out whole multiples of this, so smaller blocks would not be what they say."""
 
+DISK_HEAD_BYTES = 4096
+"""Head of each file of the disk tier: a KV block takes so much more there than in the pool."""
+
+DISK_BLOCKS_PER_POOL_BLOCK = 2
+"""Default size of a disk tier; a run that stores several times its pool evicts there too."""
+
+POOL_PARTS_IN_FLIGHT = 4
+"""The disk tier keeps at most one such part of the pool on its way to disk, and drops the rest."""
+
 REAL_BLOCK_MIB = 1.72
 """MiB of KV that 512 tokens take at full size; sizes the verification window only."""
 
@@ -66,7 +75,8 @@ class Settings:
     `pool_blocks` and `image_blocks` count KV blocks of `block_bytes` bytes; an image every
     `interval_blocks` blocks of a prompt and one at its end. `verified_for_ms` is how long the touch
     arm trusts the last evidence of an image before it holds a request for a fresh verdict. A prompt
-    is computed and stored in steps of `prefill_blocks`; None: in one.
+    is computed and stored in steps of `prefill_blocks`; None: in one. The disk tier holds
+    `disk_blocks` files of KV blocks, heads included; None: there is none.
     """
 
     pool_blocks: int
@@ -76,6 +86,7 @@ class Settings:
     policy: str = "LRU"
     verified_for_ms: int = WINDOW_MIN_MS
     prefill_blocks: int | None = None
+    disk_blocks: int | None = None
 
     def __post_init__(self) -> None:
         sizes = {
@@ -84,6 +95,7 @@ class Settings:
             "interval_blocks": self.interval_blocks,
             "block_bytes": self.block_bytes,
             "prefill_blocks": 1 if self.prefill_blocks is None else self.prefill_blocks,
+            "disk_blocks": 1 if self.disk_blocks is None else self.disk_blocks,
         }
         for name, value in sizes.items():
             if value < 1:
@@ -103,6 +115,12 @@ class Settings:
                 f"verified_for_ms is {self.verified_for_ms}; a window under the touch interval of "
                 f"{TOUCH_INTERVAL_MS} ms would hold requests whose touch may not be sent yet"
             )
+        if self.disk_blocks is not None and self.disk_bytes < self.image_file_bytes:
+            raise SettingsError(
+                f"the disk tier of {self.disk_blocks} blocks ({self.disk_bytes} bytes) is smaller "
+                f"than the file of one state image ({self.image_file_bytes} bytes); raise "
+                "--disk-blocks or lower --image-blocks"
+            )
 
     @property
     def image_bytes(self) -> int:
@@ -113,6 +131,28 @@ class Settings:
     def pool_bytes(self) -> int:
         """Bytes of the scaled pool."""
         return self.pool_blocks * self.block_bytes
+
+    @property
+    def block_file_bytes(self) -> int:
+        """Bytes of a KV block's file, head included."""
+        return DISK_HEAD_BYTES + self.block_bytes
+
+    @property
+    def image_file_bytes(self) -> int:
+        """Bytes of a state image's file, head included."""
+        return DISK_HEAD_BYTES + self.image_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the scaled disk tier, of files; 0 where there is none."""
+        return (self.disk_blocks or 0) * self.block_file_bytes
+
+    @property
+    def put_blocks(self) -> int | None:
+        """Most KV blocks of one put, so that all may be on their way to disk; None: any number."""
+        if self.disk_blocks is None:
+            return None
+        return max(1, self.pool_blocks // POOL_PARTS_IN_FLIGHT)
 
     @property
     def has_equal_sizes(self) -> bool:

@@ -29,8 +29,7 @@ class _Advertised:
     verified_ms: int
     verified_at: int
     touch_sent_ms: int | None = None
-    generation: int | None = None
-    unheard_stores: int = 0
+    seen_at_seq: int = 0
 
 
 class StateIndex:
@@ -38,8 +37,9 @@ class StateIndex:
 
     Images are named by the prefix id of their boundary. Evidence (a store, a load, a verdict) is
     ordered by a counter rather than the clock, so that two things of one millisecond still have an
-    order. With events, a removal is matched to the copy it names by `generation`: the removal of an
-    older copy never erases a newer store.
+    order. Events have an order of their own, their `seq`, in which a store here takes its place as
+    of the newest event: a last copy that left before it never erases it. Which tiers hold copies,
+    and how many, need not be known for that.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class StateIndex:
                 return boundary
         return 0
 
-    def note_stored(self, image: int, now_ms: int, *, is_new_copy: bool) -> None:
-        """A store of the image completed; `is_new_copy` is False where it was resident already."""
+    def note_stored(self, image: int, now_ms: int, *, as_of_seq: int) -> None:
+        """The image is in the cache, by a store or found there, as of the event `as_of_seq`."""
         entry = self._images.get(image)
         if entry is None:
             entry = self._images[image] = _Advertised(now_ms, 0)
         self._verify(entry, now_ms)
-        entry.unheard_stores += is_new_copy
+        entry.seen_at_seq = as_of_seq
 
     def note_loaded(self, image: int, now_ms: int) -> None:
         """A load of the image succeeded, so it was resident at this moment."""
@@ -100,33 +100,26 @@ class StateIndex:
         del self._images[ticket.image]
         return VerdictEffect.FORGOTTEN
 
-    def hear_stored(self, image: int, generation: int, now_ms: int) -> None:
-        """The cache says that this copy of the image can be read."""
+    def hear_stored(self, image: int, seq: int, now_ms: int) -> None:
+        """Event `seq` says that a copy of the image can be read."""
         entry = self._images.get(image)
         if entry is None:
             entry = self._images[image] = _Advertised(now_ms, self._next_moment())
-        entry.generation = generation
-        entry.unheard_stores = max(0, entry.unheard_stores - 1)
+        entry.seen_at_seq = max(entry.seen_at_seq, seq)
 
-    def hear_removed(self, image: int, generation: int) -> bool:
-        """The cache says that this last copy left; returns whether the image was forgotten."""
+    def hear_gone(self, image: int, seq: int) -> bool:
+        """Event `seq` says that the last copy left; returns whether the image was forgotten."""
         entry = self._images.get(image)
-        if entry is None or entry.unheard_stores or entry.generation not in (None, generation):
+        if entry is None or entry.seen_at_seq > seq:
             return False
         del self._images[image]
         return True
 
     def resync(self, residents: Collection[int]) -> list[int]:
-        """Forget whatever is not resident, after events were lost; returns what was forgotten.
-
-        Which copy of a resident image the cache holds is then unknown, so its next removal counts.
-        """
+        """Forget whatever is not resident, after events were lost; returns what was forgotten."""
         gone = [image for image in self._images if image not in residents]
         for image in gone:
             del self._images[image]
-        for entry in self._images.values():
-            entry.generation = None
-            entry.unheard_stores = 0
         return gone
 
     def _verify(self, entry: _Advertised, now_ms: int) -> None:

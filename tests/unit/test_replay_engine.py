@@ -126,7 +126,7 @@ def test_reading_an_image_without_use_moves_nothing(pool: ReplayPool) -> None:
         assert pool.store_image(key, Placement.YOUNG)
     assert pool.load_image(keys[0], is_use=False) is LoadOutcome.LOADED
     pool.kv.store(range(EQUAL_SIZES.pool_blocks - 1), 0)
-    assert not pool.is_resident(keys[0]) and pool.is_resident(keys[1])
+    assert pool.tier_of(keys[0]) is None and pool.tier_of(keys[1]) is not None
 
 
 def test_spare_image_displaces_nothing(pool: ReplayPool) -> None:

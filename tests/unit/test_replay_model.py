@@ -167,6 +167,75 @@ def test_held_request_looks_up_once_more() -> None:
     assert (counts["holds"], counts["lookups"]) == (1, 3)
 
 
+# With a disk tier, pool and disk after each prompt, coldest first. The pool of 3, the disk of 6:
+#   (1,2)    k2 k1 i2            k2 k1 i2
+#   (11,12)  k12 k11 i12         k2 k1 i2 k12 k11 i12
+# so the last prompt finds everything on disk, and nothing in the pool.
+RETURNS_FROM_DISK = ((1, 2), (11, 12), (1, 2))
+
+
+@pytest.mark.parametrize("arm", list(Arm))
+def test_what_left_the_pool_is_loaded_from_disk_and_back_in_the_pool(arm: Arm) -> None:
+    counts = run_model(requests(*RETURNS_FROM_DISK), settings(3, disk_blocks=6), arm)
+    assert (counts["loads_attempted"], counts["loads_succeeded"]) == (1, 1)
+    assert (counts["promoted_kv"], counts["promoted_image"]) == (2, 1)
+    assert counts["recomputed_blocks"] == 2 + 2 + 0
+    assert (counts["evicted_kv"], counts["evicted_image"]) == (2 + 2, 1 + 1)
+    assert (counts["disk_written_kv"], counts["disk_written_image"]) == (4, 2)
+    assert "disk_evicted_kv" not in counts and "disk_evicted_image" not in counts
+    assert counts.get("touches_present", 0) == arm.touches
+    assert counts["index_size"] == 2
+
+
+def test_image_left_only_when_its_last_copy_did() -> None:
+    # The disk of 5: i12 takes the place of k2, so the third prompt matches block 1 only, stores
+    # block 2 in the place of i2 (block 1 was used), and i2 in that of k12.
+    counts = run_model(requests(*RETURNS_FROM_DISK), settings(3, disk_blocks=5), Arm.EVENTS)
+    assert "loads_attempted" not in counts
+    assert (counts["disk_evicted_kv"], counts["disk_evicted_image"]) == (1 + 1, 1)
+    assert counts["stale_images"] == 1 and "stale_max_ms" not in counts  # it is stored at once
+    assert "images_stored_back" not in counts
+
+
+# The pool of 5, the disk of 8. The third prompt is a hit: its touch moves i2 in both orders, its
+# lookup k2 k1 in the pool's only.
+#   (1,2)    k2 k1 i2                k2 k1 i2
+#   (21,)    k2 k1 i2 k21 i21        the same
+#   (1,2)    k21 i21 k2 k1 i2        k2 k1 k21 i21 i2
+#   (11,12)  k1 i2 k12 k11 i12       k2 k1 k21 i21 i2 k12 k11 i12
+#   (31,)    k12 k11 i12 k31 i31     k21 i21 i2 k12 k11 i12 k31 i31
+# so the last prompt matches nothing, and finds its image on disk only when it stores it.
+STORED_BACK = ((1, 2), (21,), (1, 2), (11, 12), (31,), (1, 2))
+
+
+@pytest.mark.parametrize("arm", [Arm.TOUCH, Arm.EVENTS, Arm.ADMISSION])
+def test_image_that_is_on_disk_only_is_stored_again(arm: Arm) -> None:
+    counts = run_model(requests(*STORED_BACK), settings(5, disk_blocks=8), arm)
+    assert counts["images_stored_back"] == 1
+    assert counts["images_stored_prompt_end"] == 5
+    assert counts["disk_written_image"] == 4
+    assert (counts["disk_evicted_kv"], counts["disk_evicted_image"]) == (2 + 1, 1)
+    assert counts["touches_refreshed"] == 1
+
+
+def test_spare_image_evicts_nothing_on_disk_either() -> None:
+    # In the pool of 6 the images at 1 and 2 are spare, the one at 3 is the end's. The disk of 4 has
+    # room for one of the spare ones.
+    spare = settings(6, interval_blocks=1, disk_blocks=4)
+    counts = run_model(requests((1, 2, 3)), spare, Arm.ADMISSION)
+    assert (counts["images_stored_interval"], counts["disk_dropped_no_room"]) == (2, 1)
+    assert (counts["disk_written_image"], counts["disk_evicted_image"]) == (2, 1)
+
+
+def test_load_that_the_pool_cannot_carry_fails_with_that_cause() -> None:
+    # The image takes the place of block 2 in the pool of 2. The second prompt finds block 1 there,
+    # which is pinned, and block 2 on disk, for which there is no room beside block 1 and the image.
+    counts = run_model(requests(A, A), settings(2, disk_blocks=6), Arm.EVENTS)
+    assert counts["failed_no_room"] == counts["loads_failed"] == 1
+    assert counts["recomputed_blocks"] == 2 + 2
+    assert "promoted_kv" not in counts
+
+
 @pytest.mark.parametrize(
     ("pool_blocks", "window_ms"),
     [(1_000, 5_000), (62_000, 26_035), (124_000, 52_070), (10**6, 60_000)],
@@ -185,6 +254,11 @@ def test_window_follows_the_pool_within_its_clamp(pool_blocks: int, window_ms: i
         ({"block_bytes": 5000}, "give a multiple of 4096"),
         ({"interval_blocks": 0}, "give at least 1"),
         ({"verified_for_ms": 100}, "touch interval of 500 ms"),
+        ({"disk_blocks": 0}, "disk_blocks is 0; give at least 1"),
+        (
+            {"pool_blocks": 100, "image_blocks": 31, "disk_blocks": 15},
+            r"15 blocks \(122880 bytes\) .* one state image \(131072 bytes\); raise --disk-blocks",
+        ),
     ],
 )
 def test_settings_that_cannot_run_are_refused(changes: dict[str, int], remedy: str) -> None:

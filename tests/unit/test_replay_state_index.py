@@ -10,7 +10,7 @@ IMAGE = 7
 @pytest.fixture
 def index() -> StateIndex:
     index = StateIndex()
-    index.note_stored(IMAGE, 0, is_new_copy=True)
+    index.note_stored(IMAGE, 0, as_of_seq=1)
     return index
 
 
@@ -23,7 +23,7 @@ def touched(index: StateIndex, now_ms: int) -> TouchTicket:
 def test_deepest_boundary_within_the_match_is_found() -> None:
     index = StateIndex()
     for image in (11, 13):
-        index.note_stored(image, 0, is_new_copy=True)
+        index.note_stored(image, 0, as_of_seq=1)
     prompt = [10, 11, 12, 13, 14]
     assert index.deepest_boundary(prompt, 5) == 4
     assert index.deepest_boundary(prompt, 3) == 2
@@ -51,13 +51,13 @@ def test_gone_verdict_older_than_a_store_of_the_same_millisecond_is_stale(
     index: StateIndex,
 ) -> None:
     ticket = touched(index, 5)
-    index.note_stored(IMAGE, 5, is_new_copy=True)
+    index.note_stored(IMAGE, 5, as_of_seq=2)
     assert index.apply_verdict(ticket, False, 5) is VerdictEffect.STALE
     assert IMAGE in index
 
 
 def test_gone_verdict_for_a_touch_after_the_store_applies(index: StateIndex) -> None:
-    index.note_stored(IMAGE, 5, is_new_copy=True)
+    index.note_stored(IMAGE, 5, as_of_seq=2)
     assert index.apply_verdict(touched(index, 5), False, 5) is VerdictEffect.FORGOTTEN
 
 
@@ -80,39 +80,49 @@ def test_load_is_evidence(index: StateIndex) -> None:
     assert index.is_verified(IMAGE, 250, 100)
 
 
-def test_removal_of_the_stored_copy_is_heard(index: StateIndex) -> None:
-    index.hear_stored(IMAGE, 3, 1)
-    assert index.hear_removed(IMAGE, 3)
+def test_image_whose_last_copy_left_is_forgotten(index: StateIndex) -> None:
+    assert index.hear_gone(IMAGE, 2)
     assert IMAGE not in index
 
 
-def test_removal_of_an_older_copy_does_not_erase_a_newer_store(index: StateIndex) -> None:
-    index.hear_stored(IMAGE, 3, 1)
-    index.note_stored(IMAGE, 2, is_new_copy=True)
-    assert not index.hear_removed(IMAGE, 3)
-    index.hear_stored(IMAGE, 9, 3)
+def test_last_copy_that_left_before_a_newer_store_does_not_erase_it(index: StateIndex) -> None:
+    index.note_stored(IMAGE, 2, as_of_seq=5)
+    assert not index.hear_gone(IMAGE, 4)
+    index.hear_stored(IMAGE, 5, 3)
     assert IMAGE in index
-    assert index.hear_removed(IMAGE, 9)
+    assert index.hear_gone(IMAGE, 6)
 
 
 def test_copy_that_was_stored_and_left_before_anyone_heard_is_forgotten(index: StateIndex) -> None:
-    index.hear_stored(IMAGE, 3, 1)
-    index.note_stored(IMAGE, 2, is_new_copy=True)
-    index.hear_removed(IMAGE, 3)
-    index.hear_stored(IMAGE, 9, 3)
-    assert index.hear_removed(IMAGE, 9)
+    index.note_stored(IMAGE, 2, as_of_seq=5)
+    assert not index.hear_gone(IMAGE, 4)
+    index.hear_stored(IMAGE, 5, 3)
+    assert index.hear_gone(IMAGE, 6)
 
 
-def test_store_of_a_resident_image_awaits_no_event(index: StateIndex) -> None:
-    index.hear_stored(IMAGE, 3, 1)
-    index.note_stored(IMAGE, 2, is_new_copy=False)
-    assert index.hear_removed(IMAGE, 3)
-
-
-def test_resync_forgets_what_is_not_resident_and_takes_the_next_removal_at_its_word(
+def test_older_copy_is_heard_to_be_stored_and_the_newer_store_still_counts(
     index: StateIndex,
 ) -> None:
+    index.note_stored(IMAGE, 2, as_of_seq=9)
+    index.hear_stored(IMAGE, 3, 3)  # of the copy that left at 7
+    assert not index.hear_gone(IMAGE, 7)
+
+
+def test_image_found_resident_is_true_as_of_then(index: StateIndex) -> None:
+    index.note_stored(IMAGE, 2, as_of_seq=8)
+    assert not index.hear_gone(IMAGE, 7)
+    assert index.hear_gone(IMAGE, 9)
+
+
+def test_copy_in_whichever_tier_advertises_an_image_that_was_forgotten(index: StateIndex) -> None:
+    index.hear_gone(IMAGE, 2)
     index.hear_stored(IMAGE, 3, 1)
-    index.note_stored(8, 1, is_new_copy=True)
+    assert IMAGE in index
+    assert index.hear_gone(IMAGE, 4)
+
+
+def test_resync_forgets_what_is_not_resident(index: StateIndex) -> None:
+    index.note_stored(8, 1, as_of_seq=2)
     assert index.resync({IMAGE}) == [8]
-    assert index.hear_removed(IMAGE, 12)
+    assert 8 not in index
+    assert index.hear_gone(IMAGE, 12)

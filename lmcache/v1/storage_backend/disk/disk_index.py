@@ -317,7 +317,10 @@ class DiskIndex:
             self._has_settled.notify_all()
 
     def drain(self) -> None:
-        """Wait until old files are adopted, and what was admitted or thrown away so far is done."""
+        """Wait until old files are adopted, and what was admitted or thrown away so far is done.
+
+        The objects that were written are released then.
+        """
         with self.lock:
             while not (self._backlog.is_settled or self._is_closing):
                 self._has_settled.wait()

@@ -46,6 +46,7 @@ class WriteQueue:
         self._trash: list[Trash] = []
         self._last_ticket = 0
         self._rounds_begun = self._rounds_done = 0
+        self._first_in_round: int | None = None  # ticket, while a round with chunks runs
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._writing)
@@ -96,6 +97,7 @@ class WriteQueue:
         for chunk in chunks:
             del self._waiting[chunk]
             self._writing[chunk] = None
+        self._first_in_round = chunks[0].ticket if chunks else None
         self._rounds_begun += 1
         return trash, chunks
 
@@ -109,6 +111,7 @@ class WriteQueue:
     def end_round(self) -> None:
         """Note that everything `begin_round` gave is done."""
         self._rounds_done = self._rounds_begun
+        self._first_in_round = None
 
     def abandon(self) -> list[MemoryObj]:
         """Forget what waits; returns the sources, to be released."""
@@ -124,11 +127,13 @@ class WriteQueue:
         return Mark(self._last_ticket, self._rounds_begun + bool(self._trash))
 
     def is_done(self, mark: Mark) -> bool:
-        """Whether everything before a moment is done."""
+        """Whether everything before a moment is done, and the sources of it are released."""
         if self._rounds_done < mark.round_number:
             return False
-        first = next(iter(self._writing), None) or next(iter(self._waiting), None)
-        return first is None or first.ticket > mark.ticket
+        first = self._first_in_round  # also when all of it is written: its sources go at its end
+        if first is None:
+            first = next((chunk.ticket for chunk in self._waiting), None)
+        return first is None or first > mark.ticket
 
     def _take_source(self, chunk: DiskChunk) -> list[MemoryObj]:
         source, chunk.source = chunk.source, None
