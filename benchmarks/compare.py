@@ -47,6 +47,28 @@ class Figure:
     fork_only: bool = False
 
 
+def disk_shares() -> list[Figure]:
+    """Return what the disk tier makes of plain file I/O, by size, way and step."""
+    sizes = {"880 KiB": ("880", "64"), "40 MiB": ("40960", "8")}
+    ways = {"page cache": "0", "O_DIRECT": "1"}
+    steps = {"write": "write", "write, full tier": "write_again", "read": "read"}
+    return [
+        Figure(
+            f"disk {step}, {size}, {way}",
+            "disk_throughput",
+            f"tier_{value}_share",
+            "of plain",
+            "",
+            ">= 0.9",
+            ("--chunk-kib", chunk_kib, "--chunks", chunks, "--direct", direct),
+            fork_only=True,
+        )
+        for size, (chunk_kib, chunks) in sizes.items()
+        for way, direct in ways.items()
+        for step, value in steps.items()
+    ]
+
+
 FIGURES = [
     Figure("touch", "touch", "touch_us_per_key", "us/key", "<= 0.25", "<= 0.125"),
     Figure(
@@ -132,6 +154,11 @@ FIGURES = [
         "a few",
         fork_only=True,
     ),
+    Figure("put into a full disk tier", "disk", "readable_puts_per_s", "/s", ">= 10", ">= 20"),
+    Figure("put into a full disk tier, the caller", "disk", "caller_puts_per_s", "/s", "", ""),
+    Figure("same files, plain loop, new files", "disk", "plain_new_puts_per_s", "/s", "", ""),
+    Figure("same files, plain loop, reused", "disk", "plain_reused_puts_per_s", "/s", "", ""),
+    *disk_shares(),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ def machine_facts() -> dict[str, str | int | float]:
     """Return what a reader needs to judge a figure: CPU, cores, memory, operating system, versions.
 
     `num_cores` counts the cores this process may run on; `memory_gib` is the machine's whole
-    memory.
+    memory; `file_system` is the one of temporary files, with what it was mounted with.
     """
     return {
         "cpu_model": _cpu_model(),
@@ -23,6 +24,7 @@ def machine_facts() -> dict[str, str | int | float]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "file_system": _file_system(Path(tempfile.gettempdir())),
     }
 
 
@@ -30,7 +32,8 @@ def machine_line(facts: dict[str, str | int | float]) -> str:
     """Return the facts as one line for a header."""
     return (
         f"{facts['cpu_model']}, {facts['num_cores']} cores, {facts['memory_gib']} GiB, "
-        f"{facts['system']}, Python {facts['python']}, torch {facts['torch']}"
+        f"{facts['system']}, Python {facts['python']}, torch {facts['torch']}, "
+        f"{facts['file_system']}"
     )
 
 
@@ -41,3 +44,12 @@ def _cpu_model() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or "unknown"
+
+
+def _file_system(path: Path) -> str:
+    """Return type and mount options of the file system that a directory is on."""
+    mounts = {Path(part.mountpoint): part for part in psutil.disk_partitions(all=True)}
+    for directory in (path.resolve(), *path.resolve().parents):
+        if directory in mounts:
+            return f"{mounts[directory].fstype} ({mounts[directory].opts})"
+    return "unknown"

@@ -427,7 +427,7 @@ class ChunkFiles:
 
     def write(self, jobs: list[Any]) -> list[Any]:
         """
-        Write (name, key, layout, address, nbytes) each; one status per job: 0 or an errno. Files appear whole, in the order given. Without the interpreter's lock.
+        Write (name, key, layout, address, nbytes, recycled) each; one status per job: 0 or an errno. Files appear whole, in the order given. `recycled` names a file to be written over, which is gone if the chunk is good, or is "". Without the interpreter's lock.
         """
 
     def read(self, jobs: list[Any]) -> list[Any]:

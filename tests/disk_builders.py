@@ -111,14 +111,17 @@ class GatedFiles:
     Attributes:
         write_fault: errno to answer writes with; nothing is written then.
         read_fault: errno to answer reads with.
+        before_read: Called before files are read, or None.
+        is_waiting: Whether a round is at the gate.
         written: (file name, status) of every job so far.
     """
 
     def __init__(self, directory_fd, direct, num_threads):
         self._files = ChunkFiles(directory_fd, direct, num_threads)
         self._permits = threading.Semaphore(0)
-        self.is_gated = False
+        self.is_gated = self.is_waiting = False
         self.write_fault = self.read_fault = 0
+        self.before_read = None
         self.written = []
 
     @property
@@ -131,13 +134,17 @@ class GatedFiles:
 
     def write(self, jobs):
         if jobs and self.is_gated:
+            self.is_waiting = True
             self._permits.acquire()
+            self.is_waiting = False
         fault = self.write_fault
         statuses = [fault] * len(jobs) if fault else self._files.write(jobs)
         self.written += [(job[0], status) for job, status in zip(jobs, statuses, strict=True)]
         return statuses
 
     def read(self, jobs):
+        if self.before_read is not None:
+            self.before_read()
         if self.read_fault:
             return [self.read_fault] * len(jobs)
         return self._files.read(jobs)

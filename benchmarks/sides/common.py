@@ -25,10 +25,10 @@ def is_fork() -> bool:
     return "touch" in vars(StorageManager)
 
 
-def make_manager(pool_bytes: int, policy: str = "LRU") -> StorageManager:
-    """Return a storage manager over a CPU pool of `pool_bytes`."""
+def make_manager(pool_bytes: int, policy: str = "LRU", **settings: Any) -> StorageManager:
+    """Return a storage manager over a CPU pool of `pool_bytes`; `settings` are the config's."""
     config = LMCacheEngineConfig.from_defaults(
-        max_local_cpu_size=pool_bytes / 2**30, chunk_size=16, cache_policy=policy
+        max_local_cpu_size=pool_bytes / 2**30, chunk_size=16, cache_policy=policy, **settings
     )
     metadata = LMCacheMetadata("model", 1, 1, 0, 0, torch.bfloat16, (1, 2, 16, 1, 64))
     PinMonitor.GetOrCreate(config)

@@ -27,11 +27,12 @@ void check_address(uint64_t address, uint64_t nbytes) {
 nb::list write(ChunkFiles& files, nb::list jobs) {
   std::vector<ChunkWrite> chunks;
   for (nb::handle job : jobs) {
-    auto [name, key, layout, address, nbytes] =
-        nb::cast<std::tuple<std::string, nb::bytes, nb::bytes, uint64_t, uint64_t>>(job);
+    auto [name, key, layout, address, nbytes, recycled] =
+        nb::cast<std::tuple<std::string, nb::bytes, nb::bytes, uint64_t, uint64_t, std::string>>(
+            job);
     check_address(address, nbytes);
     chunks.push_back({std::move(name), bytes_of(key), bytes_of(layout),
-                      reinterpret_cast<const char*>(address), nbytes});
+                      reinterpret_cast<const char*>(address), nbytes, std::move(recycled)});
   }
   if (!g_exiting) {
     const NativeRegion region;
@@ -102,8 +103,9 @@ void bind_chunk_file(nb::module_& m) {
       .def(nb::init<int, bool, unsigned>(), nb::arg("directory_fd"), nb::arg("direct"),
            nb::arg("num_threads"))
       .def("write", &write, nb::arg("jobs"),
-           "Write (name, key, layout, address, nbytes) each; one status per job: 0 or an errno. "
-           "Files appear whole, in the order given. Without the interpreter's lock.")
+           "Write (name, key, layout, address, nbytes, recycled) each; one status per job: 0 or an "
+           "errno. Files appear whole, in the order given. `recycled` names a file to be written "
+           "over, which is gone if the chunk is good, or is \"\". Without the interpreter's lock.")
       .def("read", &read, nb::arg("jobs"),
            "Read (name, key, head_bytes, address, nbytes) each; one status per job: FILE_*, or an "
            "errno. Without the interpreter's lock.")

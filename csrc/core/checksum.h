@@ -6,6 +6,12 @@
 
 namespace lmcache {
 
+// What computes it; all give the same bits.
+enum class Instructions { kPlain, kAvx2, kAvx512 };
+
+// Whether this processor has them.
+bool has_instructions(Instructions which);
+
 // Over the little-endian 64-bit words w[i] of the bytes, the last one padded with zeros:
 //
 //   sum      = SUM w[i]                                   mod 2^64
@@ -22,6 +28,8 @@ struct Checksum {
 
   // Adds the next bytes; `nbytes` is a multiple of 8 in every call but the last.
   void add(const void* bytes, size_t nbytes);
+  // The same with instructions that this processor has, instead of the fastest.
+  void add_with(Instructions which, const void* bytes, size_t nbytes);
 
   bool operator==(const Checksum& other) const {
     return sum == other.sum && product == other.product;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -23,7 +24,9 @@ constexpr char kMagic[8] = {'L', 'M', 'C', 'K', 'C', 'H', 'N', 'K'};
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kPieceBytes = 256 << 10;  // what is checksummed while it is in the cache
 constexpr uint64_t kDirectPieceBytes = 4 << 20;
+static const unsigned kSpareThreads = std::getenv("SPARE") ? atoi(std::getenv("SPARE")) : 2;
 constexpr uint64_t kBytesWorthAThread = 512 << 10;
+constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW;
 const char kTemporary[] = ".tmp";
 
 // The first bytes of a head; key and layout follow.
@@ -152,6 +155,14 @@ int file_bytes_of(int fd, uint64_t& bytes) {
   return 0;
 }
 
+// Sees that a file that is written over will not be longer than `bytes`.
+int cut_to(int fd, uint64_t bytes) {
+  uint64_t found = 0;
+  const int status = file_bytes_of(fd, found);
+  if (status != 0 || found <= bytes) return status;
+  return ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+}
+
 // Runs `work(index)` for every index below `count`, in order of their begin, on several threads.
 template <typename Work>
 void run_parallel(size_t count, uint64_t nbytes, unsigned num_threads, Work work) {
@@ -184,6 +195,34 @@ uint64_t chunk_head_bytes(uint64_t key_bytes, uint64_t layout_bytes) {
   return (needed + kHeadUnit - 1) / kHeadUnit * kHeadUnit;
 }
 
+// Lets so many threads do direct I/O at once. There are more of them, which meanwhile compute
+// checksums: else the disk would have less to do while they do.
+class ChunkFiles::Gate {
+ public:
+  explicit Gate(unsigned places) : places_(places) {}
+  template <typename Call>
+  int pass(bool is_needed, Call call) {
+    if (!is_needed) return call();
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      has_place_.wait(lock, [&] { return places_ > 0; });
+      --places_;
+    }
+    const int status = call();
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++places_;
+    }
+    has_place_.notify_one();
+    return status;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable has_place_;
+  unsigned places_;
+};
+
 ChunkFiles::ChunkFiles(int directory_fd, bool direct, unsigned num_threads)
     : directory_fd_(fcntl(directory_fd, F_DUPFD_CLOEXEC, 0)),
       direct_(direct),
@@ -198,27 +237,45 @@ int ChunkFiles::open_file(const std::string& name, int flags, const void* bytes,
   const bool is_aligned =
       nbytes % kHeadUnit == 0 && reinterpret_cast<uintptr_t>(bytes) % kHeadUnit == 0;
   if (direct_ && is_aligned && is_direct) {
-    const int fd = openat(directory_fd_, name.c_str(), flags | O_DIRECT | O_CLOEXEC, 0644);
+    const int fd = openat(directory_fd_, name.c_str(), flags | O_DIRECT | kAlways, 0644);
     if (fd >= 0 || errno != EINVAL) return fd;
   }
   is_direct = false;
   if (direct_) ++num_not_direct_;
-  return openat(directory_fd_, name.c_str(), flags | O_CLOEXEC, 0644);
+  return openat(directory_fd_, name.c_str(), flags | kAlways, 0644);
 }
 
-int ChunkFiles::write_temporary(const ChunkWrite& chunk) {
+int ChunkFiles::write_temporary(const ChunkWrite& chunk, Gate& gate) {
+  const std::string name = chunk.name + kTemporary;
+  bool is_recycled = !chunk.recycled.empty();
+  if (is_recycled &&
+      renameat(directory_fd_, chunk.recycled.c_str(), directory_fd_, name.c_str()) != 0) {
+    if (errno != ENOENT) return errno;
+    is_recycled = false;
+  }
+  int status = write_file(name, chunk, is_recycled, gate);
+  if (status != 0 && is_recycled) {  // the old file may be at fault: not ours to write, say
+    unlinkat(directory_fd_, name.c_str(), 0);
+    status = write_file(name, chunk, false, gate);
+  }
+  return status;
+}
+
+int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled,
+                           Gate& gate) {
   const uint64_t head_bytes = chunk_head_bytes(chunk.key.size(), chunk.layout.size());
   const AlignedBytes head = aligned_zeros(head_bytes);
   if (!head) return ENOMEM;
   int status = EINVAL;
   for (bool is_direct : {true, false}) {  // the second time where O_DIRECT opens but does not work
-    File file(open_file(chunk.name + kTemporary, O_WRONLY | O_CREAT | O_TRUNC, chunk.bytes,
-                        chunk.nbytes, is_direct));
+    const int flags = O_WRONLY | O_CREAT | (is_recycled ? 0 : O_TRUNC);
+    File file(open_file(name, flags, chunk.bytes, chunk.nbytes, is_direct));
     if (file.fd() < 0) return errno;
+    status = is_recycled ? cut_to(file.fd(), head_bytes + chunk.nbytes) : 0;
+    if (status != 0) return status;
     const uint64_t piece_bytes = is_direct ? kDirectPieceBytes : kPieceBytes;
     Checksum checksum;
     uint64_t done = 0;
-    status = 0;
     // All pieces but the first: the head, which is written with it, must know their checksums.
     if (chunk.nbytes > piece_bytes) {
       Checksum later;
@@ -227,7 +284,8 @@ int ChunkFiles::write_temporary(const ChunkWrite& chunk) {
         const uint64_t taken = std::min(piece_bytes, chunk.nbytes - done);
         later.add(chunk.bytes + done, taken);
         iovec piece{const_cast<char*>(chunk.bytes + done), taken};
-        status = write_all(file.fd(), &piece, 1, head_bytes + done);
+        status = gate.pass(is_direct,
+                           [&] { return write_all(file.fd(), &piece, 1, head_bytes + done); });
         done += taken;
       }
       checksum = later;
@@ -240,7 +298,8 @@ int ChunkFiles::write_temporary(const ChunkWrite& chunk) {
       checksum.product += start.product;
       fill_head(head.get(), chunk, checksum, head_bytes);
       iovec buffers[2] = {{head.get(), head_bytes}, {const_cast<char*>(chunk.bytes), first}};
-      status = write_all(file.fd(), buffers, first > 0 ? 2 : 1, 0);
+      status =
+          gate.pass(is_direct, [&] { return write_all(file.fd(), buffers, first > 0 ? 2 : 1, 0); });
     }
     const int closed = file.close();
     if (status == 0) status = closed;
@@ -249,13 +308,18 @@ int ChunkFiles::write_temporary(const ChunkWrite& chunk) {
   return status;
 }
 
+unsigned ChunkFiles::num_workers() const {
+  return direct_ ? num_threads_ + kSpareThreads : num_threads_;
+}
+
 void ChunkFiles::write(std::vector<ChunkWrite>& chunks, const std::atomic<bool>& stop) {
   std::mutex commit;
   std::vector<char> is_done(chunks.size(), 0);
   size_t next_to_commit = 0;
-  run_parallel(chunks.size(), bytes_in(chunks), num_threads_, [&](size_t i) {
+  Gate gate(num_threads_);
+  run_parallel(chunks.size(), bytes_in(chunks), num_workers(), [&](size_t i) {
     ChunkWrite& chunk = chunks[i];
-    if (!stop) chunk.status = write_temporary(chunk);
+    if (!stop) chunk.status = write_temporary(chunk, gate);
     std::lock_guard<std::mutex> guard(commit);
     is_done[i] = 1;
     for (; next_to_commit < chunks.size() && is_done[next_to_commit]; ++next_to_commit) {
@@ -270,7 +334,7 @@ void ChunkFiles::write(std::vector<ChunkWrite>& chunks, const std::atomic<bool>&
   });
 }
 
-int ChunkFiles::read_one(ChunkRead& chunk) {
+int ChunkFiles::read_one(ChunkRead& chunk, Gate& gate) {
   const AlignedBytes head = aligned_zeros(chunk.head_bytes);
   if (!head) return ENOMEM;
   int status = EINVAL;
@@ -287,8 +351,10 @@ int ChunkFiles::read_one(ChunkRead& chunk) {
     for (uint64_t done = 0; status == 0 && (done == 0 || done < chunk.nbytes);) {
       const uint64_t taken = std::min(piece_bytes, chunk.nbytes - done);
       iovec buffers[2] = {{head.get(), chunk.head_bytes}, {chunk.bytes + done, taken}};
-      status = done == 0 ? read_all(file.fd(), buffers, taken > 0 ? 2 : 1, 0)
+      status = gate.pass(is_direct, [&] {
+        return done == 0 ? read_all(file.fd(), buffers, taken > 0 ? 2 : 1, 0)
                          : read_all(file.fd(), buffers + 1, 1, chunk.head_bytes + done);
+      });
       if (status == 0) checksum.add(chunk.bytes + done, taken);
       done += taken;
       if (taken == 0) break;
@@ -310,13 +376,14 @@ int ChunkFiles::read_one(ChunkRead& chunk) {
 }
 
 void ChunkFiles::read(std::vector<ChunkRead>& chunks, const std::atomic<bool>& stop) {
-  run_parallel(chunks.size(), bytes_in(chunks), num_threads_, [&](size_t i) {
-    if (!stop) chunks[i].status = read_one(chunks[i]);
+  Gate gate(num_threads_);
+  run_parallel(chunks.size(), bytes_in(chunks), num_workers(), [&](size_t i) {
+    if (!stop) chunks[i].status = read_one(chunks[i], gate);
   });
 }
 
 int ChunkFiles::read_head(ChunkHead& chunk) {
-  File file(openat(directory_fd_, chunk.name.c_str(), O_RDONLY | O_CLOEXEC));
+  File file(openat(directory_fd_, chunk.name.c_str(), O_RDONLY | kAlways));
   if (file.fd() < 0) return errno;
   uint64_t file_bytes = 0;
   int status = file_bytes_of(file.fd(), file_bytes);

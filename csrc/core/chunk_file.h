@@ -28,6 +28,7 @@ struct ChunkWrite {
   std::string layout;  // how the chunk is laid out; opaque here
   const char* bytes;
   uint64_t nbytes;
+  std::string recycled;  // a file that nothing lists any more, to be written over; may be empty
   int status = kFileSkipped;
 };
 
@@ -67,6 +68,10 @@ class ChunkFiles {
 
   // Each file appears whole under its name or not at all, and in the order given: none before those
   // ahead of it that could be written. Stops beginning files once `stop` is set.
+  //
+  // A chunk is written into the blocks of its `recycled` file, if there is one, which spares the
+  // file system most of its work. That file is gone if the chunk is good; else it may still be
+  // there. Who reads it meanwhile finds it altered.
   void write(std::vector<ChunkWrite>& chunks, const std::atomic<bool>& stop);
   // Leaves what it likes in the bytes of a chunk that is not good.
   void read(std::vector<ChunkRead>& chunks, const std::atomic<bool>& stop);
@@ -78,8 +83,12 @@ class ChunkFiles {
   uint64_t num_not_direct() const { return num_not_direct_; }
 
  private:
-  int write_temporary(const ChunkWrite& chunk);
-  int read_one(ChunkRead& chunk);
+  class Gate;
+
+  unsigned num_workers() const;
+  int write_temporary(const ChunkWrite& chunk, Gate& gate);
+  int write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled, Gate& gate);
+  int read_one(ChunkRead& chunk, Gate& gate);
   int read_head(ChunkHead& chunk);
   int open_file(const std::string& name, int flags, const void* bytes, uint64_t nbytes,
                 bool& is_direct);

@@ -125,6 +125,15 @@ class MemoryObj(Block):
         spec: MemorySpec = self._spec
         return spec.fmt
 
+    def get_layout(
+        self,
+    ) -> tuple[tuple[torch.Size, ...], tuple[torch.dtype, ...], MemoryFormat]:
+        """Return the shape and dtype of each group, and the format; makes no metadata."""
+        if self._metadata is None:
+            spec: MemorySpec = self._spec
+            return spec.shapes, spec.dtypes, spec.fmt
+        return tuple(self.get_shapes()), tuple(self.get_dtypes()), self.get_memory_format()
+
     def is_laid_out_as(self, shape: torch.Size, dtype: torch.dtype, fmt: MemoryFormat) -> bool:
         """Whether the contents are one group of this shape, dtype and format."""
         if self._metadata is None:

@@ -38,7 +38,9 @@ class DiskChunk(Block):
         source: The object it will be written from; None for a file that is there.
 
     Attributes:
-        head_bytes, file_bytes: Of the file's head, and of the whole file, which the budget counts.
+        layout: The spec, as the file's head holds it.
+        nbytes, head_bytes, file_bytes: Of the chunk, of its file's head, and of the whole file; the
+            budget counts the last.
         source: The object it is written from; queued, with a reference of ours.
         is_doomed: See above.
         ticket: Its place in the order of admissions.
@@ -54,7 +56,9 @@ class DiskChunk(Block):
         "is_doomed",
         "key",
         "key_bytes",
+        "layout",
         "name",
+        "nbytes",
         "source",
         "ticket",
     )
@@ -68,10 +72,12 @@ class DiskChunk(Block):
         name: str,
         source: MemoryObj | None = None,
     ) -> None:
-        self.head_bytes = chunk_head_bytes(len(key_bytes), len(layout_of(spec)))
-        self.file_bytes = self.head_bytes + spec.size_bytes
-        super().__init__(pool, self.file_bytes, spec, None, None)
-        self._logical_bytes = spec.size_bytes  # what events tell
+        self.layout = layout = layout_of(spec)
+        self.nbytes = nbytes = spec.size_bytes
+        self.head_bytes = head_bytes = chunk_head_bytes(len(key_bytes), len(layout))
+        self.file_bytes = file_bytes = head_bytes + nbytes
+        super().__init__(pool, file_bytes, spec, None, None)
+        self._logical_bytes = nbytes  # what events tell
         self.key = key
         self.key_bytes = key_bytes
         self.name = name
@@ -88,7 +94,7 @@ class DiskChunk(Block):
 
     def get_size(self) -> int:
         """Return the bytes of the chunk."""
-        return self.spec.size_bytes
+        return self.nbytes
 
     def get_dtypes(self) -> list[torch.dtype]:
         """Return the dtype of each group."""
@@ -114,15 +120,15 @@ class DiskChunk(Block):
 
 def has_contents_of(chunk: DiskChunk, obj: MemoryObj) -> bool:
     """Whether chunk and object are of the same size and dtypes."""
-    return chunk.get_size() == obj.get_size() and chunk.get_dtypes() == obj.get_dtypes()
+    return chunk.nbytes == obj.get_size() and chunk.spec.dtypes == obj.get_layout()[1]
 
 
 def chunk_of(pool: Pool, key: CacheEngineKey, obj: MemoryObj, serial: int) -> DiskChunk:
     """Return a new chunk to be written from `obj`, of which no reference is taken."""
-    fmt = obj.get_memory_format()
+    shapes, dtypes, fmt = obj.get_layout()
     if fmt is MemoryFormat.BINARY_BUFFER:  # bytes of its own; it is read back into the pool
         fmt = MemoryFormat.BINARY
-    spec = _shared_spec(tuple(obj.get_shapes()), tuple(obj.get_dtypes()), fmt)
+    spec = _shared_spec(shapes, dtypes, fmt)
     text = key.to_string()
     return DiskChunk(pool, key, text.encode(), spec, file_name(text, serial), obj)
 

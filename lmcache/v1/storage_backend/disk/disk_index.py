@@ -130,7 +130,7 @@ class DiskIndex:
     def _admit_one(
         self, chunk: DiskChunk, old: DiskChunk | None, placement: Placement, after: Aftermath
     ) -> bool:
-        if not self._queue.takes(chunk.get_size()):
+        if not self._queue.takes(chunk.nbytes):
             self._num_dropped_full += 1
             after.dropped = Dropped.QUEUE_FULL
             return False

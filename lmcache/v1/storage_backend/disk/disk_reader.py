@@ -41,7 +41,10 @@ class DiskReader:
         try:
             _allocate(chunks, memory, objs)
             statuses = self._files.read(
-                [_job(chunk, obj) for chunk, obj in zip(chunks, objs, strict=False)]
+                [
+                    (c.name, c.key_bytes, c.head_bytes, obj.data_ptr, c.nbytes)
+                    for c, obj in zip(chunks, objs, strict=False)
+                ]
             )
         except BaseException:
             release_all(objs)
@@ -66,7 +69,7 @@ def _allocate(
 ) -> None:
     """Append an object for each chunk, head first, until memory ends."""
     spec = chunks[0].spec
-    if len(chunks) > 1 and all(chunk.spec == spec for chunk in chunks):
+    if len(chunks) > 1 and all(chunk.spec is spec for chunk in chunks):  # specs are shared
         made = memory.batched_allocate(
             list(spec.shapes), list(spec.dtypes), len(chunks), spec.fmt, busy_loop=False
         )
@@ -79,7 +82,3 @@ def _allocate(
         if obj is None:
             return
         objs.append(obj)
-
-
-def _job(chunk: DiskChunk, obj: MemoryObj) -> tuple[str, bytes, int, int, int]:
-    return chunk.name, chunk.key_bytes, chunk.head_bytes, obj.data_ptr, chunk.get_size()

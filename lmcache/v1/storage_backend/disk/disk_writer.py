@@ -16,10 +16,10 @@ from lmcache.v1.native import (
     ChunkFiles,
 )
 from lmcache.v1.storage_backend.disk.chunk_directory import ChunkDirectory, FoundFile
-from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, chunk_from_file, layout_of
+from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, chunk_from_file
 from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
 from lmcache.v1.storage_backend.disk.steps import Aftermath, Round
-from lmcache.v1.storage_backend.disk.write_queue import Trash
+from lmcache.v1.storage_backend.disk.write_queue import Trash, Write
 
 logger = init_logger(__name__)
 
@@ -136,34 +136,40 @@ class DiskWriter:
             self._index.begin_adoption(found)
 
     def _do(self, work: Round) -> None:
-        stuck: Sequence[Trash] = ()
-        try:
-            stuck = self._remove(work.trash)
-        except Exception:  # a thread that ended would leave every later put in memory
-            logger.exception("removing %d files of the disk tier failed", len(work.trash))
-        self._write(work.chunks)
+        stuck = self._remove(work.trash)
+        stuck += self._remove(self._write(work.writes))
         self._adopt(work.found)
         self._index.end_round(stuck)
 
     def _remove(self, trash: Sequence[Trash]) -> list[Trash]:
-        failed = self._files.remove([item.name for item in trash])
+        """Remove files; returns those that could not be."""
+        try:
+            failed = self._files.remove([item.name for item in trash])
+        except Exception:  # a thread that ended would leave every later put in memory
+            logger.exception("removing %d files of the disk tier failed", len(trash))
+            return []
         for position, status in failed:
             self._faults.note("removing", trash[position].name, status)
         return [trash[position] for position, _ in failed]
 
-    def _write(self, chunks: Sequence[DiskChunk]) -> None:
-        statuses = [FILE_SKIPPED] * len(chunks)
+    def _write(self, writes: Sequence[Write]) -> list[Trash]:
+        """Write chunks; returns the files that were to be written over but may be there still."""
+        statuses = [FILE_SKIPPED] * len(writes)
         try:
-            statuses = self._files.write([_job(chunk) for chunk in chunks])
+            statuses = self._files.write([_job(write) for write in writes])
         except Exception:  # as above
-            logger.exception("writing %d chunks failed", len(chunks))
-        for chunk, status in zip(chunks, statuses, strict=True):
+            logger.exception("writing %d chunks failed", len(writes))
+        left: list[Trash] = []
+        for write, status in zip(writes, statuses, strict=True):
             if status != FILE_GOOD:
-                self._faults.note("writing", chunk.name, status)
+                self._faults.note("writing", write.chunk.name, status)
+                left += () if write.recycled is None else (write.recycled,)
         self._tell_not_direct()
+        chunks = [write.chunk for write in writes]
         run_aftermath(
             self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
         )
+        return left
 
     def _tell_not_direct(self) -> None:
         if self._files.num_not_direct and not self._has_told_not_direct:
@@ -199,10 +205,12 @@ class DiskWriter:
         return None
 
 
-def _job(chunk: DiskChunk) -> tuple[str, bytes, bytes, int, int]:
+def _job(write: Write) -> tuple[str, bytes, bytes, int, int, str]:
+    chunk, recycled = write
     assert chunk.source is not None, "a chunk keeps its source until it was written"
-    layout = layout_of(chunk.spec)
-    return chunk.name, chunk.key_bytes, layout, chunk.source.data_ptr, chunk.get_size()
+    old_name = "" if recycled is None else recycled.name
+    address = chunk.source.data_ptr
+    return chunk.name, chunk.key_bytes, chunk.layout, address, chunk.nbytes, old_name
 
 
 def run_aftermath(after: Aftermath) -> None:

@@ -3,13 +3,14 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import PutCallback
 from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
-from lmcache.v1.storage_backend.disk.write_queue import Trash
+from lmcache.v1.storage_backend.disk.write_queue import Trash, Write
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +18,11 @@ class Round:
     """What the writer does next: the removals, then the writes, then a look at old files."""
 
     trash: list[Trash]
-    chunks: list[DiskChunk]
+    writes: list[Write]
     found: list[FoundFile]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One object of a put; `chunk` is None where the key was resident when the put began."""
 
     key: CacheEngineKey

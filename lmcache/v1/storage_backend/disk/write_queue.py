@@ -1,35 +1,44 @@
 """What the disk tier's writer has to do: chunks to write, files to remove."""
 
-from dataclasses import dataclass
+import bisect
+from collections import Counter, deque
+from typing import NamedTuple
 
 from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
 
 _MAX_ROUND_CHUNKS = 64
-_MAX_ROUND_BYTES = 64 << 20
+_MAX_ROUND_BYTES = 512 << 20  # a few of the largest chunks for each thread
 
 
-@dataclass(frozen=True, slots=True)
-class Trash:
-    """A file to be removed, and its bytes."""
+class Trash(NamedTuple):
+    """A file that nothing lists any more.
+
+    Attributes:
+        name: In the directory.
+        file_bytes: Its bytes.
+        ticket: Its place among what was admitted and thrown away.
+    """
 
     name: str
     file_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment in the queue: what was admitted or thrown away before it."""
-
     ticket: int
-    round_number: int
+
+
+class Write(NamedTuple):
+    """A chunk to be written, and the file of the same size to be written over, if there is one."""
+
+    chunk: DiskChunk
+    recycled: Trash | None
 
 
 class WriteQueue:
     """Chunks in order of admission, and files that nothing lists any more.
 
-    The writer works in rounds: it removes every file thrown away so far, then writes the first
-    chunks. A chunk's room was made before it was admitted, so the files never exceed the budget.
+    The writer works in rounds: it removes files, then writes the first chunks. A file that was
+    thrown away is kept for a waiting chunk of its size, to be written over, as long as there is
+    one: a file system takes several times as long to free blocks and to find new ones. A chunk's
+    room was made before it was admitted, so the files never exceed the budget.
     A chunk that leaves the index while it waits is never written; see `DiskChunk` for its states.
 
     Args:
@@ -42,11 +51,11 @@ class WriteQueue:
         self.max_bytes = max_bytes
         self.in_flight_bytes = 0
         self._waiting: dict[DiskChunk, None] = {}
+        self._num_waiting: Counter[int] = Counter()  # by bytes of the file
         self._writing: dict[DiskChunk, None] = {}
-        self._trash: list[Trash] = []
+        self._trash: dict[int, deque[Trash]] = {}  # by bytes of the file; in order of tickets
         self._last_ticket = 0
-        self._rounds_begun = self._rounds_done = 0
-        self._first_in_round: int | None = None  # ticket, while a round with chunks runs
+        self._first_in_round: int | None = None  # ticket, while a round runs
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._writing)
@@ -64,15 +73,15 @@ class WriteQueue:
         """Queue a chunk; its source gets a reference of ours."""
         assert chunk.source is not None, "a new chunk is written from an object"
         chunk.source.ref_count_up()
-        self._last_ticket += 1
-        chunk.ticket = self._last_ticket
+        chunk.ticket = self._next_ticket()
         self._waiting[chunk] = None
-        self.in_flight_bytes += chunk.get_size()
+        self._num_waiting[chunk.file_bytes] += 1
+        self.in_flight_bytes += chunk.nbytes
 
     def let_go(self, chunk: DiskChunk) -> list[MemoryObj]:
         """Note that a chunk left the index; returns the source to be released, if any."""
         if chunk in self._waiting:
-            del self._waiting[chunk]
+            self._stop_waiting(chunk)
             return self._take_source(chunk)
         if chunk in self._writing:
             chunk.is_doomed = True
@@ -82,35 +91,38 @@ class WriteQueue:
 
     def throw_away(self, name: str, file_bytes: int) -> None:
         """Let the writer remove a file."""
-        self._trash.append(Trash(name, file_bytes))
+        files = self._trash.setdefault(file_bytes, deque())
+        files.append(Trash(name, file_bytes, self._next_ticket()))
 
-    def begin_round(self) -> tuple[list[Trash], list[DiskChunk]]:
+    def begin_round(self) -> tuple[list[Trash], list[Write]]:
         """Return the files to be removed, and the chunks to be written after that, in order."""
-        trash, self._trash = self._trash, []
-        chunks: list[DiskChunk] = []
-        nbytes = 0
-        for chunk in self._waiting:
-            nbytes += chunk.get_size()
-            if chunks and (nbytes > _MAX_ROUND_BYTES or len(chunks) == _MAX_ROUND_CHUNKS):
-                break
-            chunks.append(chunk)
-        for chunk in chunks:
-            del self._waiting[chunk]
+        writes: list[Write] = []
+        for chunk in self._first_waiting():
+            self._stop_waiting(chunk)
             self._writing[chunk] = None
-        self._first_in_round = chunks[0].ticket if chunks else None
-        self._rounds_begun += 1
-        return trash, chunks
+            writes.append(Write(chunk, self._take_trash(chunk.file_bytes)))
+        trash: list[Trash] = []
+        for file_bytes, files in list(self._trash.items()):
+            num_needless = len(files) - self._num_waiting[file_bytes]
+            trash += [self._trash_of(file_bytes) for _ in range(num_needless)]
+        tickets = [item.ticket for item in trash]
+        for chunk, recycled in writes:
+            tickets.append(chunk.ticket if recycled is None else recycled.ticket)
+            tickets.append(chunk.ticket)
+        self._first_in_round = min(tickets, default=None)
+        return trash, writes
 
     def finish(self, chunk: DiskChunk, is_whole: bool) -> list[MemoryObj]:
         """Note that the writer is done with a chunk; returns its source, to be released."""
         del self._writing[chunk]
-        if chunk.is_doomed and is_whole:
-            self.throw_away(chunk.name, chunk.file_bytes)
+        if chunk.is_doomed and is_whole:  # it was thrown away before, which drains wait for
+            files = self._trash.setdefault(chunk.file_bytes, deque())
+            item = Trash(chunk.name, chunk.file_bytes, chunk.ticket)
+            bisect.insort(files, item, key=lambda trash: trash.ticket)
         return self._take_source(chunk)
 
     def end_round(self) -> None:
-        """Note that everything `begin_round` gave is done."""
-        self._rounds_done = self._rounds_begun
+        """Note that everything `begin_round` gave is done, and its sources are released."""
         self._first_in_round = None
 
     def abandon(self) -> list[MemoryObj]:
@@ -119,25 +131,56 @@ class WriteQueue:
         for chunk in self._waiting:
             sources += self._take_source(chunk)
         self._waiting.clear()
+        self._num_waiting.clear()
         self._trash.clear()
         return sources
 
-    def mark(self) -> Mark:
-        """Return this moment."""
-        return Mark(self._last_ticket, self._rounds_begun + bool(self._trash))
+    def mark(self) -> int:
+        """Return this moment: the last ticket."""
+        return self._last_ticket
 
-    def is_done(self, mark: Mark) -> bool:
-        """Whether everything before a moment is done, and the sources of it are released."""
-        if self._rounds_done < mark.round_number:
+    def is_done(self, mark: int) -> bool:
+        """Whether everything admitted or thrown away before a moment is done."""
+        if self._first_in_round is not None and self._first_in_round <= mark:
             return False
-        first = self._first_in_round  # also when all of it is written: its sources go at its end
-        if first is None:
-            first = next((chunk.ticket for chunk in self._waiting), None)
-        return first is None or first > mark.ticket
+        first = next(iter(self._waiting), None)
+        if first is not None and first.ticket <= mark:
+            return False
+        return all(files[0].ticket > mark for files in self._trash.values())
+
+    def _next_ticket(self) -> int:
+        self._last_ticket += 1
+        return self._last_ticket
+
+    def _first_waiting(self) -> list[DiskChunk]:
+        chunks: list[DiskChunk] = []
+        nbytes = 0
+        for chunk in self._waiting:
+            nbytes += chunk.nbytes
+            if chunks and (nbytes > _MAX_ROUND_BYTES or len(chunks) == _MAX_ROUND_CHUNKS):
+                break
+            chunks.append(chunk)
+        return chunks
+
+    def _stop_waiting(self, chunk: DiskChunk) -> None:
+        del self._waiting[chunk]
+        self._num_waiting[chunk.file_bytes] -= 1
+        if not self._num_waiting[chunk.file_bytes]:
+            del self._num_waiting[chunk.file_bytes]
+
+    def _take_trash(self, file_bytes: int) -> Trash | None:
+        return self._trash_of(file_bytes) if file_bytes in self._trash else None
+
+    def _trash_of(self, file_bytes: int) -> Trash:
+        files = self._trash[file_bytes]
+        item = files.popleft()
+        if not files:
+            del self._trash[file_bytes]
+        return item
 
     def _take_source(self, chunk: DiskChunk) -> list[MemoryObj]:
         source, chunk.source = chunk.source, None
-        self.in_flight_bytes -= chunk.get_size()
+        self.in_flight_bytes -= chunk.nbytes
         return [] if source is None else [source]
 
     def check_integrity(self) -> None:
@@ -145,5 +188,7 @@ class WriteQueue:
         in_flight = [*self._waiting, *self._writing]
         if any(chunk.source is None for chunk in in_flight):
             raise AssertionError("a chunk in flight has no source")
-        if sum(chunk.get_size() for chunk in in_flight) != self.in_flight_bytes:
+        if sum(chunk.nbytes for chunk in in_flight) != self.in_flight_bytes:
             raise AssertionError("the bytes in flight do not add up")
+        if Counter(chunk.file_bytes for chunk in self._waiting) != self._num_waiting:
+            raise AssertionError("the chunks that wait do not add up")
