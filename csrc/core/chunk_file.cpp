@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -15,33 +14,17 @@
 #include <thread>
 
 #include "core/checksum.h"
+#include "core/chunk_head.h"
 
 namespace lmcache {
 
 namespace {
 
-constexpr char kMagic[8] = {'L', 'M', 'C', 'K', 'C', 'H', 'N', 'K'};
-constexpr uint32_t kVersion = 1;
 constexpr uint64_t kPieceBytes = 256 << 10;  // what is checksummed while it is in the cache
 constexpr uint64_t kDirectPieceBytes = 4 << 20;
-static const unsigned kSpareThreads = std::getenv("SPARE") ? atoi(std::getenv("SPARE")) : 2;
 constexpr uint64_t kBytesWorthAThread = 512 << 10;
 constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW;
 const char kTemporary[] = ".tmp";
-
-// The first bytes of a head; key and layout follow.
-struct Fixed {
-  char magic[8];
-  uint32_t version;
-  uint32_t head_bytes;
-  uint64_t nbytes;
-  uint64_t chunk_sum, chunk_product;
-  uint64_t head_sum;  // of the whole head with this field zero
-  uint32_t key_bytes;
-  uint32_t layout_bytes;
-  uint64_t reserved;
-};
-static_assert(sizeof(Fixed) == 64, "the head's first bytes are a format");
 
 struct FreeAligned {
   void operator()(char* bytes) const { std::free(bytes); }
@@ -105,49 +88,6 @@ int read_all(int fd, iovec* buffers, int count, uint64_t offset) {
   return transfer(preadv, fd, buffers, count, offset);
 }
 
-uint64_t head_sum(const char* head, uint64_t head_bytes) {
-  Checksum checksum;
-  checksum.add(head, head_bytes);
-  return checksum.sum ^ (checksum.product * 0x9E3779B97F4A7C15);
-}
-
-void fill_head(char* head, const ChunkWrite& chunk, const Checksum& checksum, uint64_t head_bytes) {
-  Fixed fixed{};
-  std::memcpy(fixed.magic, kMagic, sizeof kMagic);
-  fixed.version = kVersion;
-  fixed.head_bytes = static_cast<uint32_t>(head_bytes);
-  fixed.nbytes = chunk.nbytes;
-  fixed.chunk_sum = checksum.sum;
-  fixed.chunk_product = checksum.product;
-  fixed.key_bytes = static_cast<uint32_t>(chunk.key.size());
-  fixed.layout_bytes = static_cast<uint32_t>(chunk.layout.size());
-  std::memcpy(head, &fixed, sizeof fixed);
-  std::memcpy(head + sizeof fixed, chunk.key.data(), chunk.key.size());
-  std::memcpy(head + sizeof fixed + chunk.key.size(), chunk.layout.data(), chunk.layout.size());
-  fixed.head_sum = head_sum(head, head_bytes);
-  std::memcpy(head, &fixed, sizeof fixed);
-}
-
-// Whether the first bytes are those of a head of ours that may be `file_bytes` long in all.
-int check_fixed(const Fixed& fixed, uint64_t file_bytes) {
-  if (std::memcmp(fixed.magic, kMagic, sizeof kMagic) != 0) return kFileForeign;
-  if (fixed.version != kVersion) return kFileForeign;
-  if (fixed.head_bytes != chunk_head_bytes(fixed.key_bytes, fixed.layout_bytes))
-    return kFileAltered;
-  if (fixed.head_bytes > file_bytes || file_bytes - fixed.head_bytes != fixed.nbytes) {
-    return kFileShort;
-  }
-  return kFileGood;
-}
-
-// Whether a whole head is what was written.
-int check_head(char* head, const Fixed& fixed) {
-  Fixed unsummed = fixed;
-  unsummed.head_sum = 0;
-  std::memcpy(head, &unsummed, sizeof unsummed);
-  return head_sum(head, fixed.head_bytes) == fixed.head_sum ? kFileGood : kFileAltered;
-}
-
 int file_bytes_of(int fd, uint64_t& bytes) {
   struct stat found;
   if (fstat(fd, &found) != 0) return errno;
@@ -190,39 +130,6 @@ uint64_t bytes_in(const std::vector<Item>& items) {
 
 }  // namespace
 
-uint64_t chunk_head_bytes(uint64_t key_bytes, uint64_t layout_bytes) {
-  const uint64_t needed = sizeof(Fixed) + key_bytes + layout_bytes;
-  return (needed + kHeadUnit - 1) / kHeadUnit * kHeadUnit;
-}
-
-// Lets so many threads do direct I/O at once. There are more of them, which meanwhile compute
-// checksums: else the disk would have less to do while they do.
-class ChunkFiles::Gate {
- public:
-  explicit Gate(unsigned places) : places_(places) {}
-  template <typename Call>
-  int pass(bool is_needed, Call call) {
-    if (!is_needed) return call();
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      has_place_.wait(lock, [&] { return places_ > 0; });
-      --places_;
-    }
-    const int status = call();
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      ++places_;
-    }
-    has_place_.notify_one();
-    return status;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable has_place_;
-  unsigned places_;
-};
-
 ChunkFiles::ChunkFiles(int directory_fd, bool direct, unsigned num_threads)
     : directory_fd_(fcntl(directory_fd, F_DUPFD_CLOEXEC, 0)),
       direct_(direct),
@@ -245,7 +152,7 @@ int ChunkFiles::open_file(const std::string& name, int flags, const void* bytes,
   return openat(directory_fd_, name.c_str(), flags | kAlways, 0644);
 }
 
-int ChunkFiles::write_temporary(const ChunkWrite& chunk, Gate& gate) {
+int ChunkFiles::write_temporary(const ChunkWrite& chunk) {
   const std::string name = chunk.name + kTemporary;
   bool is_recycled = !chunk.recycled.empty();
   if (is_recycled &&
@@ -253,16 +160,15 @@ int ChunkFiles::write_temporary(const ChunkWrite& chunk, Gate& gate) {
     if (errno != ENOENT) return errno;
     is_recycled = false;
   }
-  int status = write_file(name, chunk, is_recycled, gate);
+  int status = write_file(name, chunk, is_recycled);
   if (status != 0 && is_recycled) {  // the old file may be at fault: not ours to write, say
     unlinkat(directory_fd_, name.c_str(), 0);
-    status = write_file(name, chunk, false, gate);
+    status = write_file(name, chunk, false);
   }
   return status;
 }
 
-int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled,
-                           Gate& gate) {
+int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled) {
   const uint64_t head_bytes = chunk_head_bytes(chunk.key.size(), chunk.layout.size());
   const AlignedBytes head = aligned_zeros(head_bytes);
   if (!head) return ENOMEM;
@@ -284,8 +190,7 @@ int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, boo
         const uint64_t taken = std::min(piece_bytes, chunk.nbytes - done);
         later.add(chunk.bytes + done, taken);
         iovec piece{const_cast<char*>(chunk.bytes + done), taken};
-        status = gate.pass(is_direct,
-                           [&] { return write_all(file.fd(), &piece, 1, head_bytes + done); });
+        status = write_all(file.fd(), &piece, 1, head_bytes + done);
         done += taken;
       }
       checksum = later;
@@ -296,10 +201,9 @@ int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, boo
       start.add(chunk.bytes, first);
       checksum.sum += start.sum;
       checksum.product += start.product;
-      fill_head(head.get(), chunk, checksum, head_bytes);
+      fill_head(head.get(), chunk.key, chunk.layout, chunk.nbytes, checksum);
       iovec buffers[2] = {{head.get(), head_bytes}, {const_cast<char*>(chunk.bytes), first}};
-      status =
-          gate.pass(is_direct, [&] { return write_all(file.fd(), buffers, first > 0 ? 2 : 1, 0); });
+      status = write_all(file.fd(), buffers, first > 0 ? 2 : 1, 0);
     }
     const int closed = file.close();
     if (status == 0) status = closed;
@@ -308,18 +212,13 @@ int ChunkFiles::write_file(const std::string& name, const ChunkWrite& chunk, boo
   return status;
 }
 
-unsigned ChunkFiles::num_workers() const {
-  return direct_ ? num_threads_ + kSpareThreads : num_threads_;
-}
-
 void ChunkFiles::write(std::vector<ChunkWrite>& chunks, const std::atomic<bool>& stop) {
   std::mutex commit;
   std::vector<char> is_done(chunks.size(), 0);
   size_t next_to_commit = 0;
-  Gate gate(num_threads_);
-  run_parallel(chunks.size(), bytes_in(chunks), num_workers(), [&](size_t i) {
+  run_parallel(chunks.size(), bytes_in(chunks), num_threads_, [&](size_t i) {
     ChunkWrite& chunk = chunks[i];
-    if (!stop) chunk.status = write_temporary(chunk, gate);
+    if (!stop) chunk.status = write_temporary(chunk);
     std::lock_guard<std::mutex> guard(commit);
     is_done[i] = 1;
     for (; next_to_commit < chunks.size() && is_done[next_to_commit]; ++next_to_commit) {
@@ -334,11 +233,11 @@ void ChunkFiles::write(std::vector<ChunkWrite>& chunks, const std::atomic<bool>&
   });
 }
 
-int ChunkFiles::read_one(ChunkRead& chunk, Gate& gate) {
+int ChunkFiles::read_one(ChunkRead& chunk) {
   const AlignedBytes head = aligned_zeros(chunk.head_bytes);
   if (!head) return ENOMEM;
   int status = EINVAL;
-  Fixed fixed;
+  ChunkHeadStart fixed;
   Checksum checksum;
   for (bool is_direct : {true, false}) {
     File file(open_file(chunk.name, O_RDONLY, chunk.bytes, chunk.nbytes, is_direct));
@@ -351,10 +250,8 @@ int ChunkFiles::read_one(ChunkRead& chunk, Gate& gate) {
     for (uint64_t done = 0; status == 0 && (done == 0 || done < chunk.nbytes);) {
       const uint64_t taken = std::min(piece_bytes, chunk.nbytes - done);
       iovec buffers[2] = {{head.get(), chunk.head_bytes}, {chunk.bytes + done, taken}};
-      status = gate.pass(is_direct, [&] {
-        return done == 0 ? read_all(file.fd(), buffers, taken > 0 ? 2 : 1, 0)
+      status = done == 0 ? read_all(file.fd(), buffers, taken > 0 ? 2 : 1, 0)
                          : read_all(file.fd(), buffers + 1, 1, chunk.head_bytes + done);
-      });
       if (status == 0) checksum.add(chunk.bytes + done, taken);
       done += taken;
       if (taken == 0) break;
@@ -363,7 +260,7 @@ int ChunkFiles::read_one(ChunkRead& chunk, Gate& gate) {
   }
   if (status != 0) return status;
   std::memcpy(&fixed, head.get(), sizeof fixed);
-  status = check_fixed(fixed, chunk.head_bytes + chunk.nbytes);
+  status = check_start(fixed, chunk.head_bytes + chunk.nbytes);
   if (status == 0 && fixed.head_bytes != chunk.head_bytes) status = kFileAltered;
   if (status == 0) status = check_head(head.get(), fixed);
   if (status != 0) return status;
@@ -376,9 +273,8 @@ int ChunkFiles::read_one(ChunkRead& chunk, Gate& gate) {
 }
 
 void ChunkFiles::read(std::vector<ChunkRead>& chunks, const std::atomic<bool>& stop) {
-  Gate gate(num_threads_);
-  run_parallel(chunks.size(), bytes_in(chunks), num_workers(), [&](size_t i) {
-    if (!stop) chunks[i].status = read_one(chunks[i], gate);
+  run_parallel(chunks.size(), bytes_in(chunks), num_threads_, [&](size_t i) {
+    if (!stop) chunks[i].status = read_one(chunks[i]);
   });
 }
 
@@ -394,9 +290,9 @@ int ChunkFiles::read_head(ChunkHead& chunk) {
   iovec first{head.get(), kHeadUnit};
   status = read_all(file.fd(), &first, 1, 0);
   if (status != 0) return status;
-  Fixed fixed;
+  ChunkHeadStart fixed;
   std::memcpy(&fixed, head.get(), sizeof fixed);
-  status = check_fixed(fixed, file_bytes);
+  status = check_start(fixed, file_bytes);
   if (status != 0) return status;
   if (fixed.head_bytes > kHeadUnit) {
     head = aligned_zeros(fixed.head_bytes);

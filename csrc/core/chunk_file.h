@@ -1,8 +1,4 @@
 // Chunk files: one chunk of a cache each, with a checked head before its bytes.
-//
-// A file is a head, padded to a multiple of kHeadUnit bytes, and then the chunk. The head names the
-// key and how the chunk is laid out, and holds the checksums of itself and of the chunk, so that a
-// short, altered or foreign file is told from a good one. Numbers are little-endian.
 #pragma once
 
 #include <atomic>
@@ -11,16 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/chunk_head.h"
+
 namespace lmcache {
-
-constexpr uint64_t kHeadUnit = 4096;  // also what O_DIRECT wants of sizes and addresses
-
-// What became of one file; else a positive errno.
-constexpr int kFileGood = 0;
-constexpr int kFileShort = -1;    // shorter or longer than its head says
-constexpr int kFileAltered = -2;  // a checksum does not fit
-constexpr int kFileForeign = -3;  // another format, version or key
-constexpr int kFileSkipped = -4;  // not begun: the process is ending
 
 struct ChunkWrite {
   std::string name;    // in the directory
@@ -49,9 +38,6 @@ struct ChunkHead {
   uint64_t nbytes = 0;
   int status = kFileSkipped;
 };
-
-// Bytes of the head of a chunk with such a key and layout.
-uint64_t chunk_head_bytes(uint64_t key_bytes, uint64_t layout_bytes);
 
 // The chunk files of one directory, named relative to it: whatever becomes of the path, nothing
 // outside is reached.
@@ -83,12 +69,9 @@ class ChunkFiles {
   uint64_t num_not_direct() const { return num_not_direct_; }
 
  private:
-  class Gate;
-
-  unsigned num_workers() const;
-  int write_temporary(const ChunkWrite& chunk, Gate& gate);
-  int write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled, Gate& gate);
-  int read_one(ChunkRead& chunk, Gate& gate);
+  int write_temporary(const ChunkWrite& chunk);
+  int write_file(const std::string& name, const ChunkWrite& chunk, bool is_recycled);
+  int read_one(ChunkRead& chunk);
   int read_head(ChunkHead& chunk);
   int open_file(const std::string& name, int flags, const void* bytes, uint64_t nbytes,
                 bool& is_direct);

@@ -26,7 +26,7 @@ class DiskChunk(Block):
         writing  listed; the writer makes its file from `source`     finish, a removal
         doomed   left the index while it was written                 finish
         on disk  listed; its file is whole; `source` is None         a removal
-        gone     not listed; its file is removed, or about to be     nobody
+        gone     not listed; its file is removed or written over     nobody
 
     Readers hold a reference, lookups a pin; either keeps it from being evicted.
 
