@@ -305,6 +305,10 @@ class HotIndex:
         """
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes of what is listed."""
+
+    @property
     def num_evicted(self) -> int: ...
 
     @property

@@ -45,11 +45,11 @@ def file_of(sm, key):
 
 
 def bytes_on_disk(sm):
-    """Bytes of everything in a disk tier's directory, but for the owner's lock."""
+    """Bytes of everything in a disk tier's directory."""
     total = 0
     for entry in os.scandir(disk_of(sm).path):
         with suppress(FileNotFoundError):  # removed since it was listed
-            total += 0 if entry.name == "owner.lock" else entry.stat().st_size
+            total += entry.stat().st_size
     return total
 
 

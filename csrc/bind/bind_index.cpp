@@ -255,6 +255,7 @@ class HotIndex {
     }
     return values_of(gone);
   }
+  uint64_t cached_bytes() { return pool_->gauges(nullptr).cached_bytes; }
   uint64_t num_evicted() const { return num_evicted_; }
   uint64_t num_evictions() const { return num_evictions_; }
 
@@ -494,6 +495,7 @@ void bind_index(nb::module_& m) {
            "`count` new blocks, evicting as little as needed; None evicts nothing.")
       .def("make_room", &HotIndex::make_room, nb::arg("nbytes"), nb::arg("holds_lock") = false,
            "Evict the coldest until `nbytes` of theirs are gone; None evicts nothing.")
+      .def_prop_ro("cached_bytes", &HotIndex::cached_bytes, "Bytes of what is listed.")
       .def_prop_ro("num_evicted", &HotIndex::num_evicted)
       .def_prop_ro("num_evictions", &HotIndex::num_evictions, "Times that room was made.")
       .def("would_fit", &HotIndex::would_fit, nb::arg("nbytes"))

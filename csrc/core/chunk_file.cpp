@@ -23,7 +23,7 @@ namespace {
 constexpr uint64_t kPieceBytes = 256 << 10;  // what is checksummed while it is in the cache
 constexpr uint64_t kDirectPieceBytes = 4 << 20;
 constexpr uint64_t kBytesWorthAThread = 512 << 10;
-constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW;
+constexpr int kAlways = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;  // a pipe must not keep us
 const char kTemporary[] = ".tmp";
 
 struct FreeAligned {
@@ -91,6 +91,7 @@ int read_all(int fd, iovec* buffers, int count, uint64_t offset) {
 int file_bytes_of(int fd, uint64_t& bytes) {
   struct stat found;
   if (fstat(fd, &found) != 0) return errno;
+  if (!S_ISREG(found.st_mode)) return kFileForeign;
   bytes = static_cast<uint64_t>(found.st_size);
   return 0;
 }

@@ -122,7 +122,7 @@ def test_processes_of_two_models_share_a_directory_and_each_finds_its_own(tmp_pa
     workers = [start_worker(tmp_path, FEW_FILES, seed, model) for seed, model in enumerate(models)]
     for worker in workers:
         kill_after(worker, 100)
-    owned = {path.parent: set() for path in tmp_path.rglob("owner.lock")}
+    owned = {path: set() for path in tmp_path.glob("lmcache-v1/*/*")}
     for path in tmp_path.rglob("*.pt"):
         owned[path.parent].add(path.name.partition("-")[0])
     assert len(owned) == 3

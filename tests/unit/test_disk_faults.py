@@ -73,7 +73,7 @@ def test_a_large_chunk_that_does_not_fit_the_file_system_leaves_nothing_behind(m
         put(sm, keys(1)[0], nbytes=4 * 2**20, location=DISK)
 
         check_disk(sm)
-        assert os.listdir(disk_of(sm).path) == ["owner.lock"]
+        assert os.listdir(disk_of(sm).path) == []
         assert sm.gauges().cpu.num_memory_objs == 0
         sm.close()
 
@@ -193,20 +193,34 @@ def test_a_directory_that_vanishes_costs_misses_and_nothing_hangs(make_disk, cap
     assert read(sm, keys(1, first=9)[0])
 
 
-def test_a_file_that_cannot_be_removed_keeps_its_room(make_disk, monkeypatch):
+def test_a_file_that_cannot_be_removed_keeps_its_room_until_it_can(make_disk, monkeypatch):
     gates = gate_files(monkeypatch)
     sm = make_disk(3)
     store_below(sm, keys(3))
     remove = gates[0].remove
-    gates[0].remove = lambda names: [(n, errno.EIO) for n in range(len(names))]
+    gates[0].remove = lambda names: [(n, errno.EBUSY) for n in range(len(names))]
     sm.remove(keys(1)[0])
     sm.drain()
+
+    store_below(sm, keys(1, first=7), nbytes=CHUNK_BYTES - 8)
+    assert bytes_on_disk(sm) <= 3 * FILE_BYTES
     gates[0].remove = remove
+    store_below(sm, keys(2, first=8))
 
-    store_below(sm, keys(1, first=7))
+    assert len(order_below(sm)) == 3
+    check_disk(sm)
 
-    assert order_below(sm) == [3, 7]
-    assert bytes_on_disk(sm) == disk_of(sm).current_cache_size == 3 * FILE_BYTES
+
+def test_what_no_longer_fits_beside_a_file_that_stays_is_not_written(make_disk, monkeypatch):
+    gates = gate_files(monkeypatch)
+    sm = make_disk(3)
+    store_below(sm, keys(3))
+    gates[0].remove = lambda names: [(n, errno.EBUSY) for n in range(len(names))]
+
+    store_below(sm, keys(1, first=7), nbytes=CHUNK_BYTES - 8)  # 1 leaves for it, but its file stays
+
+    assert order_below(sm) == [2, 3]
+    assert bytes_on_disk(sm) == 3 * FILE_BYTES
 
 
 @pytest.mark.parametrize("call", ["write", "remove", "read_heads"])
@@ -253,17 +267,31 @@ def test_a_removal_during_a_read_is_a_miss_or_a_hit_and_never_a_fault(make_disk,
     assert sm.gauges().disk.failed_reads == 0
 
 
-def test_a_listing_that_fails_leaves_an_empty_tier_that_works(make_disk, monkeypatch, caplog):
+def test_a_listing_that_fails_stores_nothing_since_nobody_knows_what_room_is_left(
+    make_disk, monkeypatch, caplog
+):
     def fail(self):
         raise OSError(errno.EIO, "no")
+        yield
 
-    monkeypatch.setattr(ChunkDirectory, "found_files", fail)
-    sm = make_disk()
+    sm = make_disk(3)
+    store_below(sm, keys(3))
+    sm.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkDirectory, "found_files", fail)
+        sm = make_disk(3)
+        sm.drain()
 
-    store_below(sm, keys(1))
+    put(sm, keys(1, first=9)[0])
+    sm.drain()
 
-    assert read(sm, keys(1)[0])
+    assert order_below(sm) == []
+    assert bytes_on_disk(sm) == 3 * FILE_BYTES
     assert reported(caplog, "listing /") == 1
+    assert reported(caplog, "recreate the backend") == 1
+    sm.recreate_backend(DISK)
+    check_disk(sm)
+    assert order_below(sm) == [1, 2, 3]
 
 
 def test_close_gives_up_on_a_disk_that_hangs_and_another_tier_takes_another_directory(

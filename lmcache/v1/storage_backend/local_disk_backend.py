@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import itertools
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.gauges import DiskTierGauges
 from lmcache.v1.memory_object import MemoryObj, release_all
-from lmcache.v1.native import ChunkFiles
+from lmcache.v1.native import ChunkFiles, check_pairs
 from lmcache.v1.pin_monitor import PinMonitor
 from lmcache.v1.pin_table import PinOwner, PinTable
 from lmcache.v1.storage_backend.abstract_backend import (
@@ -29,6 +27,7 @@ from lmcache.v1.storage_backend.disk.disk_reader import DiskReader
 from lmcache.v1.storage_backend.disk.disk_settings import read_disk_settings
 from lmcache.v1.storage_backend.disk.disk_view import DiskView
 from lmcache.v1.storage_backend.disk.disk_writer import DiskWriter, FaultLog, run_aftermath
+from lmcache.v1.storage_backend.disk.serials import Serials
 from lmcache.v1.storage_backend.disk.steps import Dropped, Wanted
 from lmcache.v1.storage_backend.hot_cache import HotCachePolicy
 from lmcache.v1.storage_backend.placement import Placement
@@ -122,11 +121,11 @@ class LocalDiskBackend(StorageBackendInterface):
         files = ChunkFiles(directory.directory_fd, settings.is_direct, settings.num_threads)
         self._faults = FaultLog(self.path)
         self._reader = DiskReader(index, files, self._faults)
-        self._serials = itertools.count(time.time_ns())
+        self._serials = Serials()
         self._told_dropped: set[Dropped] = set()
         self._is_closed = False
         logger.info("disk tier: %s in %s, policy %s", settings, self.path, policy_name)
-        self._writer = DiskWriter(index, directory, files, self._faults)
+        self._writer = DiskWriter(index, directory, files, self._faults, self._serials)
 
     @property
     def current_cache_size(self) -> int:
@@ -242,23 +241,25 @@ class LocalDiskBackend(StorageBackendInterface):
     ) -> None:
         """List objects and write them in the background, each kept by a reference until then.
 
-        A resident key of the same contents is used again (a cold put moves nothing). The batch ends
-        at the first object that is not taken: too much is in flight, or nothing can be evicted for
-        it. Never waits. The callback runs once per key that is on disk, on any thread, under no
-        lock.
+        An object without bytes is left out. A resident key of the same contents is used again (a
+        cold put moves nothing). The batch ends at the first object that is not taken: too much is
+        in flight, or nothing can be evicted for it. Never waits. The callback runs once per key
+        that is on disk, on any thread, under no lock.
 
         Raises:
-            ValueError: An object that is not in host memory, or unequal numbers.
+            TypeError: A key or object that is none.
+            ValueError: An object that is not in host memory or was released, or unequal numbers.
         """
         index = self._index
-        pairs = list(zip(keys, objs, strict=True))
+        check_pairs(list(keys), list(objs))
+        pairs = [pair for pair in zip(keys, objs, strict=True) if pair[1].get_size() > 0]
         wanted = []
         for key, obj in reversed(pairs):  # the head gets the last number: youngest after a restart
             if not obj.is_on_host:
                 raise ValueError(f"{key}: the disk tier stores objects in host memory only")
             resident: DiskChunk | None = index.index.peek(key)
             is_known = resident is not None and has_contents_of(resident, obj)
-            chunk = None if is_known else chunk_of(index.pool, key, obj, next(self._serials))
+            chunk = None if is_known else chunk_of(index.pool, key, obj, self._serials.next())
             wanted.append(Wanted(key, obj, chunk))
         wanted.reverse()
         after = index.admit(wanted, placement, on_complete_callback)
@@ -351,7 +352,13 @@ class LocalDiskBackend(StorageBackendInterface):
         return self.local_cpu_backend
 
     def drain(self) -> None:
-        """Wait until every put so far is on disk, and what an earlier run left is listed."""
+        """Wait until every put so far is on disk, and what an earlier run left is listed.
+
+        Raises:
+            RuntimeError: Called from a put's callback, for which it would wait.
+        """
+        if self._writer.is_current:
+            raise RuntimeError("drain() cannot be called from on_complete_callback")
         self._index.drain()
 
     def gauges(self) -> DiskTierGauges:

@@ -15,6 +15,8 @@ class Backlog:
         taken          its head is being read               settle
         given up       taken, and not to be adopted; its    settle
                        room is somebody else's already
+        deferred       its head could not be read for want  retry, drop_oldest
+                       of something that comes back
         settled        adopted or thrown away               nobody
 
     A key that is removed before its file was adopted is remembered until the last file is settled:
@@ -32,6 +34,7 @@ class Backlog:
         self._waiting: deque[FoundFile] = deque()  # newest first, or oldest first: as adopted
         self._taken: dict[FoundFile, None] = {}  # in the same order
         self._given_up: set[FoundFile] = set()
+        self._deferred: list[FoundFile] = []
         self._condemned: set[str] = set()  # digests of keys
         self._is_listed = False
         self._all_condemned = False
@@ -42,8 +45,13 @@ class Backlog:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every file of an earlier run is settled."""
+        """Whether every file of an earlier run is settled, or deferred."""
         return self._is_listed and not (self._waiting or self._taken or self._given_up)
+
+    @property
+    def may_bring_back(self) -> bool:
+        """Whether a key that is removed now may have a file that would bring it back."""
+        return not self.is_settled or bool(self._deferred)
 
     def begin(self, files: Iterable[FoundFile], room_bytes: int) -> list[FoundFile]:
         """Take in the newest files that fit; returns the others, to be removed."""
@@ -51,9 +59,11 @@ class Backlog:
         if self._all_condemned:
             return list(files)
         left_out: list[FoundFile] = []
+        newest: set[str] = set()  # keys whose latest file was met
         for file in sorted(files, key=lambda f: f.serial, reverse=True):
-            is_condemned = file.digest in self._condemned
-            if is_condemned or self.nbytes + file.size_bytes > room_bytes:
+            is_useless = file.digest in self._condemned or file.digest in newest
+            newest.add(file.digest)
+            if is_useless or self.nbytes + file.size_bytes > room_bytes:
                 left_out.append(file)
                 continue
             self.nbytes += file.size_bytes
@@ -75,7 +85,9 @@ class Backlog:
             IndexError: There is none.
         """
         taken_is_oldest = not self._newest_first or not self._waiting
-        if self._taken and taken_is_oldest:
+        if self._deferred:
+            file = self._deferred.pop()
+        elif self._taken and taken_is_oldest:
             file = next(reversed(self._taken) if self._newest_first else iter(self._taken))
             del self._taken[file]
             self._given_up.add(file)
@@ -83,6 +95,19 @@ class Backlog:
             file = self._waiting.pop() if self._newest_first else self._waiting.popleft()
         self.nbytes -= file.size_bytes
         return None if file in self._given_up else file
+
+    def defer(self, file: FoundFile) -> bool:
+        """Put a taken file off until `retry`; False when it is settled instead: it was given up."""
+        if file in self._given_up or file.digest in self._condemned:
+            return False
+        del self._taken[file]
+        self._deferred.append(file)
+        return True
+
+    def retry(self) -> None:
+        """Let deferred files wait again."""
+        self._waiting.extend(self._deferred)
+        self._deferred.clear()
 
     def settle(self, file: FoundFile) -> bool:
         """Note that a taken file is adopted or thrown away; False when it must not be adopted."""
@@ -93,24 +118,31 @@ class Backlog:
             del self._taken[file]
             self.nbytes -= file.size_bytes
             may_adopt = file.digest not in self._condemned
-        if self.is_settled:
+        if not self.may_bring_back:
             self._condemned.clear()
         return may_adopt
 
     def condemn(self, digest: str) -> None:
         """Note that a key was removed; its file, if there is one, is not adopted."""
-        if not self.is_settled:
+        if self.may_bring_back:
             self._condemned.add(digest)
 
     def condemn_all(self) -> list[FoundFile]:
         """Note that everything was removed; returns the files that wait, to be removed."""
         self._all_condemned = not self._is_listed
         self._condemned.update(file.digest for file in self._taken)
+        self.retry()
         waiting = list(self._waiting)
-        self.abandon()
+        self._forget_waiting()
         return waiting
 
-    def abandon(self) -> None:
-        """Forget the files that wait; they stay where they are."""
+    def abandon(self) -> list[FoundFile]:
+        """Forget the files that wait; they stay where they are, but for those returned."""
+        self.retry()
+        useless = [file for file in self._waiting if file.digest in self._condemned]
+        self._forget_waiting()
+        return useless
+
+    def _forget_waiting(self) -> None:
         self.nbytes -= sum(file.size_bytes for file in self._waiting)
         self._waiting.clear()

@@ -1,9 +1,11 @@
 """Where a rank's chunk files lie, and who owns the directory."""
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,6 @@ from lmcache.v1.errors import ConfigError
 logger = init_logger(__name__)
 
 FORMAT_DIRECTORY = "lmcache-v1"
-LOCK_NAME = "owner.lock"
 _MAX_READABLE_CHARACTERS = 80
 _DIGEST_BYTES = 16
 _FILE_SCHEME = "file://"
@@ -76,23 +77,22 @@ class ChunkDirectory:
     """One directory that this object owns: `<root>/lmcache-v1/<model, world, rank>/<n>/`.
 
         state   meaning                                              who may leave it
-        owned   we hold the lock on its `owner.lock`; ours to write  release, the process's end
+        owned   we hold the lock on it; ours to write                release, the process's end
         free    anybody may claim it; `directory_fd` is closed       claim
 
     Nothing outside it is read or removed. The lock is the kernel's and goes with the process.
 
     Args:
         path: The directory.
-        lock_fd: An open, locked file in it.
+        directory_fd: It, open and locked.
 
     Threads: immutable but for `release`, which belongs to the owner.
     """
 
-    def __init__(self, path: Path, lock_fd: int) -> None:
+    def __init__(self, path: Path, directory_fd: int) -> None:
         self.path = path
-        self._lock_fd = lock_fd
-        self.directory_fd = -1
-        self.directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.directory_fd = directory_fd
+        _OWNED.add(self)
 
     @classmethod
     def claim(cls, root: str, model_name: str, world_size: int, rank: int) -> "ChunkDirectory":
@@ -106,13 +106,14 @@ class ChunkDirectory:
         while True:
             path = parent / str(number)
             try:
-                lock_fd = _try_lock(path)
-                if lock_fd is not None:
-                    return cls(path, lock_fd)
-            except OSError as error:
+                directory_fd = _try_lock(path)
+                if directory_fd is not None:
+                    return cls(path, directory_fd)
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else error
                 raise ConfigError(
-                    f"local_disk={root!r}: cannot use {path}: {error.strerror or error}; name a "
-                    "directory that this process may write, or unset local_disk"
+                    f"local_disk={root!r}: cannot use {path}: {reason}; name a directory that this "
+                    "process may write, or unset local_disk"
                 ) from error
             number += 1
 
@@ -127,14 +128,16 @@ class ChunkDirectory:
         strangers: list[str] = []
         with os.scandir(self.directory_fd) as entries:
             for entry in entries:
-                if entry.name == LOCK_NAME:
-                    continue
-                if _CHUNK_NAME.fullmatch(entry.name.removesuffix(_TEMPORARY_SUFFIX)) is None:
+                is_ours = _CHUNK_NAME.fullmatch(entry.name.removesuffix(_TEMPORARY_SUFFIX))
+                try:
+                    if not is_ours or not entry.is_file(follow_symlinks=False):
+                        strangers.append(entry.name)
+                    elif entry.name.endswith(_TEMPORARY_SUFFIX):
+                        os.unlink(entry.name, dir_fd=self.directory_fd)
+                    else:
+                        yield FoundFile(entry.name, entry.stat(follow_symlinks=False).st_size)
+                except OSError:  # it went meanwhile, or cannot be had: nothing of ours
                     strangers.append(entry.name)
-                elif entry.name.endswith(_TEMPORARY_SUFFIX):
-                    os.unlink(entry.name, dir_fd=self.directory_fd)
-                elif entry.is_file(follow_symlinks=False):
-                    yield FoundFile(entry.name, entry.stat(follow_symlinks=False).st_size)
         if strangers:
             logger.warning(
                 "%s holds %d files that are not ours (%s, ...); they are left alone and do not "
@@ -146,10 +149,16 @@ class ChunkDirectory:
 
     def release(self) -> None:
         """Give the directory up; its files stay. Twice is a no-op."""
-        for fd in (self.directory_fd, self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.directory_fd = self._lock_fd = -1
+        fd, self.directory_fd = self.directory_fd, -1
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # the child of a fork may still have it open
+            os.close(fd)
+
+    def disown(self) -> None:
+        """In the child of a fork: the directory stays its parent's."""
+        fd, self.directory_fd = self.directory_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.release()
@@ -164,9 +173,12 @@ def _readable(model_name: str, world_size: int, rank: int) -> str:
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return an open, locked file in `path`, which is made; None when somebody else owns it."""
+    """Return `path`, which is made, open and locked; None when somebody else owns it."""
     path.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "it cannot be written", str(path))
+    # The directory itself is locked: a file in it could be removed by whoever cleans up.
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,3 +188,14 @@ def _try_lock(path: Path) -> int | None:
         os.close(fd)
         raise
     return fd
+
+
+_OWNED: weakref.WeakSet[ChunkDirectory] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for directory in list(_OWNED):
+        directory.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -87,6 +87,11 @@ class DiskChunk(Block):
         self.callbacks: list[Any] = []
 
     @property
+    def digest(self) -> str:
+        """What stands for its key in file names."""
+        return self.name.partition("-")[0]
+
+    @property
     def spec(self) -> MemorySpec:
         """Shapes, dtypes and format."""
         spec: MemorySpec = self._spec

@@ -1,8 +1,6 @@
 """What the disk tier holds: index, order and budget, and the work that they leave to the writer."""
 
-import os
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 
 from lmcache.v1.cache_key import CacheEngineKey
@@ -14,6 +12,7 @@ from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.disk.backlog import Backlog
 from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile, digest_of
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, has_contents_of
+from lmcache.v1.storage_backend.disk.fork_guard import guard_at_fork
 from lmcache.v1.storage_backend.disk.steps import Aftermath, Dropped, Round, Wanted
 from lmcache.v1.storage_backend.disk.write_queue import Trash, WriteQueue
 from lmcache.v1.storage_backend.placement import Placement
@@ -57,12 +56,11 @@ class DiskIndex:
         self._page = page
         self._queue = WriteQueue(queue_bytes)
         self._backlog = Backlog(newest_first=policy_name in _ORDERS_WITH_COLD_END)
-        self._listed_bytes = 0  # files of everything listed, whether written yet or not
-        self._stuck_bytes = 0  # files that could not be removed
+        self._unlisted_bytes = 0  # files of what a put admitted and will list in the end
         self._is_closing = self._is_closed = False
         self._num_dropped_full = self._num_dropped_room = self._num_dropped_failed = 0
         self._num_adopted = 0
-        _INDEXES.add(self)
+        guard_at_fork(self)
 
     def attach_ledger(self, page: TierLedger) -> None:
         """Report to `page` from now on, beginning with what is resident."""
@@ -74,7 +72,8 @@ class DiskIndex:
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget that are taken."""
-        return self._listed_bytes + self._backlog.nbytes + self._stuck_bytes
+        listed_bytes: int = self.index.cached_bytes
+        return listed_bytes + self._unlisted_bytes + self._backlog.nbytes + self._queue.stuck_bytes
 
     # --- storing ---------------------------------------------------------------------------------
     def admit(
@@ -93,6 +92,7 @@ class DiskIndex:
             if self._is_closing:
                 return after
             try:
+                self._unlisted_bytes = 0  # whatever an interrupted put left there
                 residents = self._hold_residents(wanted, held)
                 for want in wanted:
                     resident = residents.get(want.key)
@@ -109,10 +109,11 @@ class DiskIndex:
                 if listed:
                     chunks = tuple(listed.values())
                     self.index.put(tuple(listed), chunks, placement.is_cold, holds_lock=True)
+                self._unlisted_bytes = 0
+                self._has_work.notify()
                 release_all(held)
             if callback is not None:
                 after.remember(callback, listed)
-            self._has_work.notify()
         return after
 
     def _hold_residents(
@@ -141,8 +142,10 @@ class DiskIndex:
             return False
         if old is not None:  # the index tells of it when it lists the new one
             self._let_go(old, after)
+        if self._backlog.may_bring_back:
+            self._backlog.condemn(chunk.digest)
+        self._unlisted_bytes += more_bytes
         self._queue.add(chunk)
-        self._listed_bytes += chunk.file_bytes
         return True
 
     def _make_room(self, nbytes: int, may_evict: bool, after: Aftermath) -> bool:
@@ -167,7 +170,6 @@ class DiskIndex:
 
     def _let_go(self, chunk: DiskChunk, after: Aftermath) -> None:
         """Settle what a chunk that leaves the index leaves behind."""
-        self._listed_bytes -= chunk.file_bytes
         after.sources += self._queue.let_go(chunk)
 
     # --- reading ---------------------------------------------------------------------------------
@@ -225,7 +227,7 @@ class DiskIndex:
     def _remove(
         self, keys: Sequence[CacheEngineKey], reason: RemovalReason, after: Aftermath
     ) -> int:
-        if not self._backlog.is_settled:
+        if self._backlog.may_bring_back:
             for key in keys:
                 self._backlog.condemn(digest_of(key.to_string()))
         gone: list[DiskChunk] = self.index.remove(
@@ -265,7 +267,9 @@ class DiskIndex:
         """Wait for work and return it; None when there will be no more."""
         with self.lock:
             while not self._is_closed:
-                if self._queue.has_work or (self._backlog and not self._is_closing):
+                if self._queue.has_work or (len(self._backlog) and not self._is_closing):
+                    if self._queue.has_work:  # so that what cannot be read keeps nobody busy
+                        self._backlog.retry()
                     found = [] if self._is_closing else self._backlog.take(_MAX_ROUND_FOUND)
                     return Round(*self._queue.begin_round(), found)
                 if self._is_closing:
@@ -285,7 +289,10 @@ class DiskIndex:
                     after.callbacks += [(callback, chunk.key) for callback in chunk.callbacks]
                 elif self.index.peek(chunk.key) is chunk:
                     self._num_dropped_failed += 1
-                    self._remove((chunk.key,), RemovalReason.ERROR, after)
+                    number = REASON_NUMBER[RemovalReason.ERROR]  # it has no file to be removed
+                    self.index.remove((chunk.key,), number, holds_lock=True)
+                if is_whole and self.index.peek(chunk.key) is not chunk and not self._is_closed:
+                    self._queue.throw_away(chunk.name, chunk.file_bytes)  # lost to an interrupt
                 chunk.callbacks.clear()
         return after
 
@@ -302,17 +309,26 @@ class DiskIndex:
                     self._queue.throw_away(file.name, file.size_bytes)
                     continue
                 listed[chunk.key] = chunk
-                self._listed_bytes += chunk.file_bytes
             if listed:
                 chunks = tuple(listed.values())
                 self.index.put(tuple(listed), chunks, True, holds_lock=True)
                 release_all(list(chunks))
                 self._num_adopted += len(chunks)
 
-    def end_round(self, stuck: Iterable[Trash]) -> None:
-        """Note that a round is done; `stuck` could not be removed, and still take their room."""
+    def note_stuck(self, stuck: Iterable[Trash]) -> int:
+        """Note that files could not be removed; returns by how many bytes that is too much."""
         with self.lock:
-            self._stuck_bytes += sum(trash.file_bytes for trash in stuck)
+            self._queue.note_stuck(stuck)
+            return self.used_bytes - self.capacity_bytes
+
+    def defer(self, file: FoundFile) -> bool:
+        """Look at a file of an earlier run later; False when nobody wants it any more."""
+        with self.lock:
+            return self._backlog.defer(file)
+
+    def end_round(self) -> None:
+        """Note that a round is done."""
+        with self.lock:
             self._queue.end_round()
             self._has_settled.notify_all()
 
@@ -333,7 +349,8 @@ class DiskIndex:
         """Refuse puts, and let the writer end when the queue is empty."""
         with self.lock:
             self._is_closing = True
-            self._backlog.abandon()
+            for file in self._backlog.abandon():
+                self._queue.throw_away(file.name, file.size_bytes)
             self._has_work.notify_all()
             self._has_settled.notify_all()
 
@@ -343,14 +360,13 @@ class DiskIndex:
             self._is_closing = self._is_closed = True
             number = REASON_NUMBER[RemovalReason.CLEAR]
             self.index.clear(False, True, number, holds_lock=True)
-            self._listed_bytes = 0
             sources = self._queue.abandon()
             self._has_work.notify_all()
             self._has_settled.notify_all()
         release_all(sources)
 
     def make_inert(self) -> None:
-        """In the child of a fork, which has no writer: puts are refused, nothing is waited for."""
+        """In the child of a fork, which has no writer: puts are refused, drains return."""
         self._is_closing = self._is_closed = True
 
     # --- looking ---------------------------------------------------------------------------------
@@ -374,22 +390,10 @@ class DiskIndex:
         """Raise AssertionError naming what does not add up."""
         with self.lock:
             faults: list[str] = self.index.check_integrity()
-            cached_bytes = self.index.gauges()["cached_bytes"]
-            if cached_bytes != self._listed_bytes:
-                faults.append(f"{self._listed_bytes} bytes are listed, not {cached_bytes}")
+            if self._unlisted_bytes:
+                faults.append(f"{self._unlisted_bytes} bytes were admitted and not listed")
             if self.used_bytes > self.capacity_bytes:
                 faults.append(f"{self.used_bytes} bytes are used of {self.capacity_bytes}")
             self._queue.check_integrity()
         if faults:
             raise AssertionError("; ".join(faults))
-
-
-_INDEXES: weakref.WeakSet[DiskIndex] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for index in list(_INDEXES):
-        index.make_inert()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -18,6 +18,7 @@ from lmcache.v1.native import (
 from lmcache.v1.storage_backend.disk.chunk_directory import ChunkDirectory, FoundFile
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, chunk_from_file
 from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
+from lmcache.v1.storage_backend.disk.serials import Serials
 from lmcache.v1.storage_backend.disk.steps import Aftermath, Round
 from lmcache.v1.storage_backend.disk.write_queue import Trash, Write
 
@@ -100,46 +101,67 @@ class DiskWriter:
         directory: Whose files they are.
         files: Does the I/O.
         faults: Where failures are noted.
+        serials: Raised above those of an earlier run.
     """
 
     def __init__(
-        self, index: DiskIndex, directory: ChunkDirectory, files: ChunkFiles, faults: FaultLog
+        self,
+        index: DiskIndex,
+        directory: ChunkDirectory,
+        files: ChunkFiles,
+        faults: FaultLog,
+        serials: Serials,
     ) -> None:
         self._index = index
         self._directory = directory
         self._files = files
         self._faults = faults
+        self._serials = serials
         self._has_told_not_direct = False
         self._thread = threading.Thread(target=self._run, name="lmcache-disk-writer", daemon=True)
         self._thread.start()
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait for the thread's end; False when it did not come in time."""
+        if self.is_current:
+            return False
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the writer's thread: in a callback of a put."""
+        return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         try:
             self._find_files()
             while (work := self._index.next_round()) is not None:
                 self._do(work)
+        except BaseException:  # nobody writes any more, so nobody must wait for it
+            logger.exception("the disk tier ends: its writer failed")
+            raise
         finally:
+            self._index.end()
             self._directory.release()
 
     def _find_files(self) -> None:
         found: list[FoundFile] = []
         try:
             found.extend(self._directory.found_files())
-        except OSError as error:
+        except OSError as error:  # what is there is unknown, and so is the room that is left
             self._faults.note("listing", "", error.errno or errno.EIO)
-        finally:
-            self._index.begin_adoption(found)
+            logger.error("%s: nothing is stored there; recreate the backend", self._directory.path)
+            self._index.begin_close()
+        self._serials.raise_above(max((file.serial for file in found), default=0))
+        self._index.begin_adoption(found)
 
     def _do(self, work: Round) -> None:
-        stuck = self._remove(work.trash)
-        stuck += self._remove(self._write(work.writes))
+        over_bytes = self._index.note_stuck(self._remove(work.trash))
+        left = self._write(work.writes, over_bytes)
+        self._index.note_stuck(self._remove(left))
         self._adopt(work.found)
-        self._index.end_round(stuck)
+        self._index.end_round()
 
     def _remove(self, trash: Sequence[Trash]) -> list[Trash]:
         """Remove files; returns those that could not be."""
@@ -152,12 +174,21 @@ class DiskWriter:
             self._faults.note("removing", trash[position].name, status)
         return [trash[position] for position, _ in failed]
 
-    def _write(self, writes: Sequence[Write]) -> list[Trash]:
-        """Write chunks; returns the files that were to be written over but may be there still."""
-        statuses = [FILE_SKIPPED] * len(writes)
+    def _write(self, writes: Sequence[Write], over_bytes: int) -> list[Trash]:
+        """Write chunks, but for `over_bytes` of the last; returns the files that may be left over.
+
+        Left over may be a file that was to be written over, by a chunk that was not written.
+        """
+        num_written = len(writes)
+        while over_bytes > 0 and num_written:
+            num_written -= 1
+            over_bytes -= writes[num_written].chunk.file_bytes
+        statuses = [errno.ENOSPC] * len(writes)
         try:
-            statuses = self._files.write([_job(write) for write in writes])
+            jobs = [_job(write) for write in writes[:num_written]]
+            statuses[:num_written] = self._files.write(jobs)
         except Exception:  # as above
+            statuses[:num_written] = [FILE_SKIPPED] * num_written
             logger.exception("writing %d chunks failed", len(writes))
         left: list[Trash] = []
         for write, status in zip(writes, statuses, strict=True):
@@ -166,9 +197,8 @@ class DiskWriter:
                 left += () if write.recycled is None else (write.recycled,)
         self._tell_not_direct()
         chunks = [write.chunk for write in writes]
-        run_aftermath(
-            self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
-        )
+        after = self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
+        run_aftermath(after, BaseException)
         return left
 
     def _tell_not_direct(self) -> None:
@@ -181,17 +211,19 @@ class DiskWriter:
             )
 
     def _adopt(self, found: Sequence[FoundFile]) -> None:
-        adopted: list[tuple[FoundFile, DiskChunk | None]] = [(file, None) for file in found]
+        adopted: list[tuple[FoundFile, DiskChunk | None]] = []
         try:
             heads = self._files.read_heads([file.name for file in found])
-            for position, (status, key, layout, _, _) in enumerate(heads):
-                file = found[position]
-                if status == FILE_GOOD:
-                    adopted[position] = (file, self._chunk_of(file, key, layout))
-                else:
-                    self._faults.note("adopting", file.name, status)
         except Exception:  # as above
             logger.exception("adopting %d files failed", len(found))
+            heads = [(FILE_SKIPPED, b"", b"", 0, 0)] * len(found)
+        for file, (status, key, layout, _, _) in zip(found, heads, strict=True):
+            if status != FILE_GOOD:
+                self._faults.note("adopting", file.name, status)
+            if may_succeed_later(status) and self._index.defer(file):
+                continue
+            is_good = status == FILE_GOOD
+            adopted.append((file, self._chunk_of(file, key, layout) if is_good else None))
         self._index.adopt(adopted)
 
     def _chunk_of(self, file: FoundFile, key: bytes, layout: bytes) -> DiskChunk | None:
@@ -213,11 +245,11 @@ def _job(write: Write) -> tuple[str, bytes, bytes, int, int, str]:
     return chunk.name, chunk.key_bytes, chunk.layout, address, chunk.nbytes, old_name
 
 
-def run_aftermath(after: Aftermath) -> None:
-    """Release what a step of the index left over, and call back."""
+def run_aftermath(after: Aftermath, caught: type[BaseException] = Exception) -> None:
+    """Release what a step of the index left over, and call back; what that raises is logged."""
     release_all(after.sources)
     for callback, key in after.callbacks:
         try:
             callback(key)
-        except Exception:  # a caller's fault in its own callback must not undo a put
+        except caught:  # a caller's fault in its own callback must not undo a put
             logger.exception("on_complete_callback raised for %s", key)

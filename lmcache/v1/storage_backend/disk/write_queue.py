@@ -2,6 +2,7 @@
 
 import bisect
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from lmcache.v1.memory_object import MemoryObj
@@ -56,6 +57,7 @@ class WriteQueue:
         self._trash: dict[int, deque[Trash]] = {}  # by bytes of the file; in order of tickets
         self._last_ticket = 0
         self._first_in_round: int | None = None  # ticket, while a round runs
+        self._stuck: list[Trash] = []  # could not be removed; tried again with the next round
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._writing)
@@ -64,6 +66,15 @@ class WriteQueue:
     def has_work(self) -> bool:
         """Whether a round would find something to do."""
         return bool(self._waiting or self._trash)
+
+    @property
+    def stuck_bytes(self) -> int:
+        """Bytes of files that could not be removed: they still take their room."""
+        return sum(trash.file_bytes for trash in self._stuck)
+
+    def note_stuck(self, trash: Iterable[Trash]) -> None:
+        """Note that files could not be removed."""
+        self._stuck += trash
 
     def takes(self, nbytes: int) -> bool:
         """Whether a chunk of `nbytes` may be added."""
@@ -103,14 +114,15 @@ class WriteQueue:
             writes.append(Write(chunk, self._take_trash(chunk.file_bytes)))
         trash: list[Trash] = []
         for file_bytes, files in list(self._trash.items()):
-            num_needless = len(files) - self._num_waiting[file_bytes]
+            num_needless = len(files) - self._num_waiting.get(file_bytes, 0)
             trash += [self._trash_of(file_bytes) for _ in range(num_needless)]
+        stuck, self._stuck = self._stuck, []
         tickets = [item.ticket for item in trash]
         for chunk, recycled in writes:
             tickets.append(chunk.ticket if recycled is None else recycled.ticket)
             tickets.append(chunk.ticket)
         self._first_in_round = min(tickets, default=None)
-        return trash, writes
+        return trash + stuck, writes
 
     def finish(self, chunk: DiskChunk, is_whole: bool) -> list[MemoryObj]:
         """Note that the writer is done with a chunk; returns its source, to be released."""
@@ -133,6 +145,7 @@ class WriteQueue:
         self._waiting.clear()
         self._num_waiting.clear()
         self._trash.clear()
+        self._stuck.clear()
         return sources
 
     def mark(self) -> int:
@@ -146,7 +159,7 @@ class WriteQueue:
         first = next(iter(self._waiting), None)
         if first is not None and first.ticket <= mark:
             return False
-        return all(files[0].ticket > mark for files in self._trash.values())
+        return all(files[0].ticket > mark for files in self._trash.values() if files)
 
     def _next_ticket(self) -> int:
         self._last_ticket += 1
