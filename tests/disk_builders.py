@@ -110,7 +110,7 @@ class GatedFiles:
 
     Attributes:
         write_fault: errno to answer writes with; nothing is written then.
-        read_fault: errno to answer reads with.
+        read_fault, head_fault: errno to answer reads, and reads of heads alone, with.
         before_read: Called before files are read, or None.
         is_waiting: Whether a round is at the gate.
         written: (file name, status) of every job so far.
@@ -120,7 +120,7 @@ class GatedFiles:
         self._files = ChunkFiles(directory_fd, direct, num_threads)
         self._permits = threading.Semaphore(0)
         self.is_gated = self.is_waiting = False
-        self.write_fault = self.read_fault = 0
+        self.write_fault = self.read_fault = self.head_fault = 0
         self.before_read = None
         self.written = []
 
@@ -150,19 +150,21 @@ class GatedFiles:
         return self._files.read(jobs)
 
     def read_heads(self, names):
+        if self.head_fault:
+            return [(self.head_fault, b"", b"", 0, 0)] * len(names)
         return self._files.read_heads(names)
 
     def remove(self, names):
         return self._files.remove(names)
 
 
-def gate_files(monkeypatch, is_gated=False):
+def gate_files(monkeypatch, is_gated=False, head_fault=0):
     """Give every disk tier made from now on `GatedFiles`; returns the list that they join."""
     made = []
 
     def make(directory_fd, direct, num_threads):
         files = GatedFiles(directory_fd, direct, num_threads)
-        files.is_gated = is_gated
+        files.is_gated, files.head_fault = is_gated, head_fault
         made.append(files)
         return files
 

@@ -205,9 +205,9 @@ def test_a_file_that_cannot_be_removed_keeps_its_room_until_it_can(make_disk, mo
     store_below(sm, keys(1, first=7), nbytes=CHUNK_BYTES - 8)
     assert bytes_on_disk(sm) <= 3 * FILE_BYTES
     gates[0].remove = remove
-    store_below(sm, keys(2, first=8))
+    store_below(sm, keys(3, first=8))
 
-    assert len(order_below(sm)) == 3
+    assert order_below(sm) == [8, 9, 10]
     check_disk(sm)
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import keys, make_config, make_metadata
+from builders import allocate, keys, make_config, make_metadata
 from disk_builders import (
     disk_of,
     disk_settings,
@@ -64,17 +64,20 @@ def test_a_directory_that_is_not_writable_names_it_and_the_remedy(tmp_path):
         assert directory in str(refused.value)
 
 
-def test_an_object_that_is_not_on_the_host_is_refused(make_disk):
-    class OnDevice:
-        is_on_host = False
+def test_an_object_that_is_not_on_the_host_is_refused(make_disk, monkeypatch):
+    sm = make_disk()
+    obj = allocate(sm)
+    monkeypatch.setattr(type(obj), "is_on_host", False)
 
     with pytest.raises(ValueError, match="host memory"):
-        disk_of(make_disk()).batched_submit_put_task(keys(1), [OnDevice()])
+        disk_of(sm).batched_submit_put_task(keys(1), [obj])
+
+    obj.ref_count_down()
 
 
 UNCLOSED = """
 import sys
-from builders import keys, make_config, make_metadata, put
+from builders import allocate, keys, make_config, make_metadata, put
 from disk_builders import DISK, disk_settings
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 sm = StorageManager(make_config(**disk_settings(sys.argv[1])), make_metadata())
@@ -99,7 +102,7 @@ def test_a_process_that_never_closed_its_tier_ends(tmp_path):
 
 FORKED = """
 import os, sys
-from builders import keys, make_config, make_metadata, put
+from builders import allocate, keys, make_config, make_metadata, put
 from disk_builders import DISK, disk_of, disk_settings, files_of, read
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 sm = StorageManager(make_config(**disk_settings(sys.argv[1])), make_metadata())
