@@ -62,8 +62,8 @@ class DiskTierGauges:
         num_pins: Pins that lookups hold.
         forced_releases: Pins that were released because they exceeded their time.
         unmatched_releases: Releases of pins that were not there.
-        dropped_queue_full, dropped_no_room: Puts not taken: too much in flight, or nothing to evict
-            for them.
+        dropped_queue_full, dropped_no_room: Chunks not taken: too much in flight, or nothing to
+            evict for them.
         failed_writes: Chunks that left because their file could not be written.
         failed_reads: Reads that failed and counted as misses.
         bad_files: Files, of this or an earlier run, that were short, altered or foreign.

@@ -193,7 +193,7 @@ TOTAL_COUNTERS: tuple[Metric[ManagerGauges, Mapping[tuple[str, ...], int]], ...]
     ),
     Metric(
         "disk_dropped_puts",
-        "Puts that the disk tier did not take, by reason",
+        "Chunks that the disk tier did not take, by reason",
         lambda g: {
             ("queue_full",): g.disk.dropped_queue_full,
             ("no_room",): g.disk.dropped_no_room,

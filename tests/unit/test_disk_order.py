@@ -194,7 +194,7 @@ def test_a_full_queue_drops_the_tail_of_a_put_counts_it_and_sends_no_event(make_
 
     assert sorted(order_below(sm)) == [1, 2, 3, 4]
     assert sorted(event.key.chunk_hash for event in events.take()) == [1, 2, 3, 4]
-    assert disk_of(sm).gauges().dropped_queue_full == 1
+    assert disk_of(sm).gauges().dropped_queue_full == 2
     gates[0].open_gate(6)
     sm.drain()
 

@@ -4,11 +4,15 @@ import contextlib
 import dataclasses
 import json
 import random
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from builders import until
 
 from benchmarks.replay.cli import main
 from benchmarks.replay.engine import ReplayEngine
@@ -23,6 +27,7 @@ from lmcache.v1.storage_backend.local_cpu_backend import NAME as CPU_TIER
 from lmcache.v1.storage_backend.local_disk_backend import NAME as DISK_TIER
 from lmcache.v1.storage_backend.placement import Placement
 
+ROOT = Path(__file__).parent.parent.parent
 EQUAL_SIZES = Settings(pool_blocks=150, image_blocks=1, interval_blocks=8, disk_blocks=300)
 TWO_SIZES = Settings(pool_blocks=600, image_blocks=31, interval_blocks=8, disk_blocks=900)
 TINY = Settings(pool_blocks=4, image_blocks=1, interval_blocks=8, disk_blocks=20)
@@ -287,6 +292,18 @@ def test_size_of_the_disk_can_be_given_without_the_switch(tmp_path: Path) -> Non
         json.loads(result.read_text())["arms"]["touch+events"]["counts"]
         == (alone["arms"]["touch+events"]["counts"])
     )
+
+
+def test_run_that_is_ended_from_outside_removes_its_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.replay", "--disk", f"--disk-dir={tmp_path}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        try:
+            until(lambda: any(tmp_path.rglob("*.pt")))
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(60) == 128 + signal.SIGTERM
+        finally:
+            run.kill()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_table_without_a_disk_has_no_row_of_one(capsys: pytest.CaptureFixture[str]) -> None:

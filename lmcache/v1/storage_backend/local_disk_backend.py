@@ -120,7 +120,8 @@ class LocalDiskBackend(StorageBackendInterface):
         PinMonitor.GetOrCreate().watch(self.pins, config.pin_check_interval_sec)
         files = ChunkFiles(directory.directory_fd, settings.is_direct, settings.num_threads)
         self._faults = FaultLog(self.path)
-        self._reader = DiskReader(index, files, self._faults)
+        pool_bytes = local_cpu_backend.gauges().capacity_bytes
+        self._reader = DiskReader(index, files, self._faults, pool_bytes)
         self._serials = Serials()
         self._told_dropped: set[Dropped] = set()
         self._is_closed = False

@@ -58,7 +58,8 @@ class DiskIndex:
         self._backlog = Backlog(newest_first=policy_name in _ORDERS_WITH_COLD_END)
         self._unlisted_bytes = 0  # files of what a put admitted and will list in the end
         self._is_closing = self._is_closed = False
-        self._num_dropped_full = self._num_dropped_room = self._num_dropped_failed = 0
+        self._num_dropped = dict.fromkeys(Dropped, 0)
+        self._num_failed_writes = 0
         self._num_adopted = 0
         guard_at_fork(self)
 
@@ -94,14 +95,16 @@ class DiskIndex:
             try:
                 self._unlisted_bytes = 0  # whatever an interrupted put left there
                 residents = self._hold_residents(wanted, held)
-                for want in wanted:
+                for position, want in enumerate(wanted):
                     resident = residents.get(want.key)
                     if want.key in listed:
                         continue
                     if resident is not None and has_contents_of(resident, want.obj):
                         listed[want.key] = resident
                     elif want.chunk is not None:
-                        if not self._admit_one(want.chunk, resident, placement, after):
+                        after.dropped = self._admit_one(want.chunk, resident, placement, after)
+                        if after.dropped is not None:
+                            self._count_dropped(after.dropped, wanted[position:])
                             break
                         held.append(want.chunk)  # its first reference is ours
                         listed[want.key] = want.chunk
@@ -130,23 +133,23 @@ class DiskIndex:
 
     def _admit_one(
         self, chunk: DiskChunk, old: DiskChunk | None, placement: Placement, after: Aftermath
-    ) -> bool:
+    ) -> Dropped | None:
+        """Queue a chunk; returns why it cannot be."""
         if not self._queue.takes(chunk.nbytes):
-            self._num_dropped_full += 1
-            after.dropped = Dropped.QUEUE_FULL
-            return False
+            return Dropped.QUEUE_FULL
         more_bytes = chunk.file_bytes - (0 if old is None else old.file_bytes)
         if not self._make_room(more_bytes, placement is not Placement.SPARE, after):
-            self._num_dropped_room += 1
-            after.dropped = Dropped.NO_ROOM
-            return False
+            return Dropped.NO_ROOM
         if old is not None:  # the index tells of it when it lists the new one
             self._let_go(old, after)
         if self._backlog.may_bring_back:
             self._backlog.condemn(chunk.digest)
         self._unlisted_bytes += more_bytes
         self._queue.add(chunk)
-        return True
+        return None
+
+    def _count_dropped(self, why: Dropped, rest: Sequence[Wanted]) -> None:
+        self._num_dropped[why] += len({want.key for want in rest if want.chunk is not None})
 
     def _make_room(self, nbytes: int, may_evict: bool, after: Aftermath) -> bool:
         """Make `nbytes` more fit the budget; False, and nothing evicted, when they cannot."""
@@ -288,7 +291,7 @@ class DiskIndex:
                 if is_whole:
                     after.callbacks += [(callback, chunk.key) for callback in chunk.callbacks]
                 elif self.index.peek(chunk.key) is chunk:
-                    self._num_dropped_failed += 1
+                    self._num_failed_writes += 1
                     number = REASON_NUMBER[RemovalReason.ERROR]  # it has no file to be removed
                     self.index.remove((chunk.key,), number, holds_lock=True)
                 if is_whole and self.index.peek(chunk.key) is not chunk and not self._is_closed:
@@ -379,9 +382,9 @@ class DiskIndex:
                 num_entries=len(self.index),
                 num_queued=len(self._queue),
                 in_flight_bytes=self._queue.in_flight_bytes,
-                dropped_queue_full=self._num_dropped_full,
-                dropped_no_room=self._num_dropped_room,
-                failed_writes=self._num_dropped_failed,
+                dropped_queue_full=self._num_dropped[Dropped.QUEUE_FULL],
+                dropped_no_room=self._num_dropped[Dropped.NO_ROOM],
+                failed_writes=self._num_failed_writes,
                 adopted_entries=self._num_adopted,
                 evicted_entries=self.index.num_evicted,
             )

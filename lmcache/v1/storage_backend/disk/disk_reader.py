@@ -17,14 +17,18 @@ class DiskReader:
         index: Told of chunks whose file is of no use.
         files: Does the I/O.
         faults: Where failures are noted.
+        pool_bytes: Of the pool that is read into.
 
     Threads: safe from any thread; holds no lock over I/O.
     """
 
-    def __init__(self, index: DiskIndex, files: ChunkFiles, faults: FaultLog) -> None:
+    def __init__(
+        self, index: DiskIndex, files: ChunkFiles, faults: FaultLog, pool_bytes: int
+    ) -> None:
         self._index = index
         self._files = files
         self._faults = faults
+        self._pool_bytes = pool_bytes
 
     def read(
         self,
@@ -39,7 +43,7 @@ class DiskReader:
         """
         objs: list[MemoryObj] = []
         try:
-            _allocate(chunks, memory, objs)
+            self._allocate(chunks, memory, objs)
             statuses = self._files.read(
                 [
                     (c.name, c.key_bytes, c.head_bytes, obj.data_ptr, c.nbytes)
@@ -63,22 +67,22 @@ class DiskReader:
         if may_succeed_later(status) or self._index.remove_chunk(chunk):
             self._faults.note("reading", chunk.name, status)
 
-
-def _allocate(
-    chunks: Sequence[DiskChunk], memory: AllocatorBackendInterface, objs: list[MemoryObj]
-) -> None:
-    """Append an object for each chunk, head first, until memory ends."""
-    spec = chunks[0].spec
-    if len(chunks) > 1 and all(chunk.spec is spec for chunk in chunks):  # specs are shared
-        made = memory.batched_allocate(
-            list(spec.shapes), list(spec.dtypes), len(chunks), spec.fmt, busy_loop=False
-        )
-        if made is not None:
-            objs += made
-            return
-    for chunk in chunks:
-        spec = chunk.spec
-        obj = memory.allocate(list(spec.shapes), list(spec.dtypes), spec.fmt, busy_loop=False)
-        if obj is None:
-            return
-        objs.append(obj)
+    def _allocate(
+        self, chunks: Sequence[DiskChunk], memory: AllocatorBackendInterface, objs: list[MemoryObj]
+    ) -> None:
+        """Append an object for each chunk, head first, until memory ends."""
+        spec = chunks[0].spec
+        is_alike = all(chunk.spec is spec for chunk in chunks)  # specs are shared
+        if is_alike and len(chunks) * spec.size_bytes <= self._pool_bytes:
+            made = memory.batched_allocate(
+                list(spec.shapes), list(spec.dtypes), len(chunks), spec.fmt, busy_loop=False
+            )
+            if made is not None:
+                objs += made
+                return
+        for chunk in chunks:
+            spec = chunk.spec
+            obj = memory.allocate(list(spec.shapes), list(spec.dtypes), spec.fmt, busy_loop=False)
+            if obj is None:
+                return
+            objs.append(obj)

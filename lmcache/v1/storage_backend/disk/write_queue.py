@@ -52,7 +52,6 @@ class WriteQueue:
         self.max_bytes = max_bytes
         self.in_flight_bytes = 0
         self._waiting: dict[DiskChunk, None] = {}
-        self._num_waiting: Counter[int] = Counter()  # by bytes of the file
         self._writing: dict[DiskChunk, None] = {}
         self._trash: dict[int, deque[Trash]] = {}  # by bytes of the file; in order of tickets
         self._last_ticket = 0
@@ -86,13 +85,12 @@ class WriteQueue:
         chunk.source.ref_count_up()
         chunk.ticket = self._next_ticket()
         self._waiting[chunk] = None
-        self._num_waiting[chunk.file_bytes] += 1
         self.in_flight_bytes += chunk.nbytes
 
     def let_go(self, chunk: DiskChunk) -> list[MemoryObj]:
         """Note that a chunk left the index; returns the source to be released, if any."""
         if chunk in self._waiting:
-            self._stop_waiting(chunk)
+            del self._waiting[chunk]
             return self._take_source(chunk)
         if chunk in self._writing:
             chunk.is_doomed = True
@@ -107,14 +105,17 @@ class WriteQueue:
 
     def begin_round(self) -> tuple[list[Trash], list[Write]]:
         """Return the files to be removed, and the chunks to be written after that, in order."""
+        in_flight = (*self._waiting, *self._writing)
+        self.in_flight_bytes = sum(chunk.nbytes for chunk in in_flight)  # interrupts may miscount
         writes: list[Write] = []
         for chunk in self._first_waiting():
-            self._stop_waiting(chunk)
+            del self._waiting[chunk]
             self._writing[chunk] = None
             writes.append(Write(chunk, self._take_trash(chunk.file_bytes)))
+        num_waiting = Counter(chunk.file_bytes for chunk in self._waiting)
         trash: list[Trash] = []
         for file_bytes, files in list(self._trash.items()):
-            num_needless = len(files) - self._num_waiting.get(file_bytes, 0)
+            num_needless = len(files) - num_waiting[file_bytes]
             trash += [self._trash_of(file_bytes) for _ in range(num_needless)]
         stuck, self._stuck = self._stuck, []
         tickets = [item.ticket for item in trash]
@@ -143,7 +144,6 @@ class WriteQueue:
         for chunk in self._waiting:
             sources += self._take_source(chunk)
         self._waiting.clear()
-        self._num_waiting.clear()
         self._trash.clear()
         self._stuck.clear()
         return sources
@@ -175,14 +175,8 @@ class WriteQueue:
             chunks.append(chunk)
         return chunks
 
-    def _stop_waiting(self, chunk: DiskChunk) -> None:
-        del self._waiting[chunk]
-        self._num_waiting[chunk.file_bytes] -= 1
-        if not self._num_waiting[chunk.file_bytes]:
-            del self._num_waiting[chunk.file_bytes]
-
     def _take_trash(self, file_bytes: int) -> Trash | None:
-        return self._trash_of(file_bytes) if file_bytes in self._trash else None
+        return self._trash_of(file_bytes) if self._trash.get(file_bytes) else None
 
     def _trash_of(self, file_bytes: int) -> Trash:
         files = self._trash[file_bytes]
@@ -203,5 +197,3 @@ class WriteQueue:
             raise AssertionError("a chunk in flight has no source")
         if sum(chunk.nbytes for chunk in in_flight) != self.in_flight_bytes:
             raise AssertionError("the bytes in flight do not add up")
-        if Counter(chunk.file_bytes for chunk in self._waiting) != self._num_waiting:
-            raise AssertionError("the chunks that wait do not add up")
