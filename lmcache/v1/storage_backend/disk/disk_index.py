@@ -236,11 +236,10 @@ class DiskIndex:
         gone: list[DiskChunk] = self.index.remove(
             tuple(keys), REASON_NUMBER[reason], holds_lock=True
         )
-        num_removed = len(gone)
         for chunk in gone:
             self._let_go(chunk, after)
         self._has_work.notify()
-        return num_removed
+        return len(gone)
 
     def clear(self) -> int:
         """Unlist what nobody holds; returns its tokens."""
@@ -361,8 +360,7 @@ class DiskIndex:
         """Unlist everything, and forget what was not written; the files stay."""
         with self.lock:
             self._is_closing = self._is_closed = True
-            number = REASON_NUMBER[RemovalReason.CLEAR]
-            self.index.clear(False, True, number, holds_lock=True)
+            self.index.clear(False, True, REASON_NUMBER[RemovalReason.CLEAR], holds_lock=True)
             sources = self._queue.abandon()
             self._has_work.notify_all()
             self._has_settled.notify_all()
