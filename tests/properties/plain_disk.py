@@ -1,5 +1,6 @@
 """What a disk tier under LRU must do, on plain lists: which copies are there, in which order."""
 
+import errno
 from dataclasses import dataclass
 
 from disk_builders import HEAD_BYTES
@@ -119,11 +120,15 @@ class PlainDisk:
             elif copy.name == name:
                 del self.copies[key]
 
-    def read(self, key):
-        """Whether a key's bytes can be had below; what cannot be read is gone."""
+    def read(self, key, fault):
+        """Whether a key can be had below; what cannot be read is gone, or kept for later."""
         copy = self.copies.get(key)
-        if copy is None or (copy.is_written and copy.damage):
-            self.copies.pop(key, None)
+        if copy is None or not copy.is_written:
+            return copy is not None
+        if fault == errno.EMFILE:
+            return False
+        if fault or copy.damage:
+            del self.copies[key]
             return False
         return True
 

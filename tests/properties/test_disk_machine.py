@@ -40,6 +40,7 @@ MOSTLY = st.sampled_from([True, True, False])
 RARELY = st.sampled_from([False, False, True])
 NUM_CHUNKS, NUM_FILES = 48, 6
 A_WRITE_FAULT = st.sampled_from([0, 0, 0, errno.EIO, errno.ENOSPC])
+A_READ_FAULT = st.sampled_from([0, 0, 0, 0, errno.EIO, errno.EMFILE])
 DAMAGES = ["vanished", "truncated", "altered"]
 
 
@@ -120,15 +121,17 @@ class DiskMachine(RuleBasedStateMachine):
     def in_cpu(self, key):
         return key in self.sm.local_cpu_backend.hot_cache
 
-    @rule(some_keys=SOME_KEYS, forget_above=MOSTLY)
-    def get(self, some_keys, forget_above):
+    @rule(some_keys=SOME_KEYS, forget_above=MOSTLY, fault=A_READ_FAULT)
+    def get(self, some_keys, forget_above, fault):
         if forget_above:
             self.sm.clear([CPU])
         below = [key for key in some_keys if not self.in_cpu(key)]
         self.model.use(below)
-        expected = [key not in below or self.model.read(key) for key in some_keys]
+        expected = [key not in below or self.model.read(key, fault) for key in some_keys]
 
+        self.files.read_fault = fault
         found = self.sm.batched_get(some_keys)
+        self.files.read_fault = 0
 
         assert [obj is not None for obj in found] == expected
         for key, obj in zip(some_keys, found, strict=True):
