@@ -19,7 +19,7 @@ DISK_BLOCKS_PER_POOL_BLOCK = 2
 """Default size of a disk tier; a run that stores several times its pool evicts there too."""
 
 POOL_PARTS_IN_FLIGHT = 4
-"""The disk tier keeps at most one such part of the pool on its way to disk, and drops the rest."""
+"""One put takes at most one such part of the pool: well within the half that may be in flight."""
 
 REAL_BLOCK_MIB = 1.72
 """MiB of KV that 512 tokens take at full size; sizes the verification window only."""

@@ -28,7 +28,7 @@ assert options.puts <= options.entries, "a put that a later one evicts might nev
 def make_tier(directory: str) -> StorageManager:
     """Return a manager with a disk tier that has room for `entries` entries, and no more."""
     entry_bytes = CHUNK_BYTES + (HEAD_BYTES if is_fork() else 0)
-    # A quarter of the pool may be in flight to disk, and a block of puts is.
+    # Half the pool may be in flight to disk, and a block of puts is.
     return make_manager(
         8 * options.puts * CHUNK_BYTES,
         local_disk=directory,

@@ -73,7 +73,7 @@ class Tier:
     def __init__(self, directory: str) -> None:
         batch_bytes = options.chunks * (chunk_bytes + HEAD_BYTES)
         self.manager = make_manager(
-            8 * batch_bytes,  # a quarter may be in flight to disk
+            8 * batch_bytes,  # half may be in flight to disk
             local_disk=directory,
             max_local_disk_size=(batch_bytes + HEAD_BYTES) / 2**30,
             extra_config={"use_odirect": is_direct, "disk_io_threads": options.threads},

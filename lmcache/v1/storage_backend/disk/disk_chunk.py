@@ -22,7 +22,7 @@ class DiskChunk(Block):
 
         state    meaning                                             who may leave it
         new      not listed yet                                      DiskIndex.admit, adopt
-        queued   listed; its bytes are `source`; it has no file      take_work, a removal
+        queued   listed; its bytes are `source`; it has no file      a round, a removal
         writing  listed; the writer makes its file from `source`     finish, a removal
         doomed   left the index while it was written                 finish
         on disk  listed; its file is whole; `source` is None         a removal
