@@ -11,7 +11,8 @@ fi
 "$bin/ruff" format --check .
 "$bin/ruff" check .
 "$bin/mypy"
-"$bin/clang-format" --dry-run --Werror csrc/*/*.cpp csrc/*/*.h tests/native/*.cpp tests/native/*.h
+"$bin/clang-format" --dry-run --Werror csrc/*/*.cpp csrc/*/*.h tests/native/*.cpp tests/native/*.h \
+    benchmarks/native/*.cpp
 "$bin/python" scripts/make_stub.py --check || {
     echo "lmcache/_native.pyi is out of date: run $bin/python scripts/make_stub.py" >&2
     exit 1
