@@ -140,7 +140,6 @@ class DiskWriter:
                 self._do(work)
         except BaseException:  # nobody writes any more, so nobody must wait for it
             logger.exception("the disk tier ends: its writer failed")
-            raise
         finally:
             self._index.end()
             self._directory.release()
