@@ -75,9 +75,21 @@ def test_an_object_that_is_not_on_the_host_is_refused(make_disk, monkeypatch):
     obj.ref_count_down()
 
 
+def run_script(script, directory):
+    """Run a script in a process of its own, with the tests' modules at hand."""
+    return subprocess.run(
+        [sys.executable, "-c", script, str(directory)],
+        cwd=TESTS.parent,
+        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+
+
 UNCLOSED = """
 import sys
-from builders import allocate, keys, make_config, make_metadata, put
+from builders import keys, make_config, make_metadata, put
 from disk_builders import DISK, disk_settings
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 sm = StorageManager(make_config(**disk_settings(sys.argv[1])), make_metadata())
@@ -88,21 +100,14 @@ print("end", flush=True)
 
 
 def test_a_process_that_never_closed_its_tier_ends(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, "-c", UNCLOSED, str(tmp_path)],
-        cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
+    ran = run_script(UNCLOSED, tmp_path)
 
     assert (ran.returncode, ran.stdout) == (0, "end\n"), ran.stderr
 
 
 FORKED = """
 import os, sys
-from builders import allocate, keys, make_config, make_metadata, put
+from builders import keys, make_config, make_metadata, put
 from disk_builders import DISK, disk_of, disk_settings, files_of, read
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 sm = StorageManager(make_config(**disk_settings(sys.argv[1])), make_metadata())
@@ -122,14 +127,7 @@ print(os.waitstatus_to_exitcode(status), len(files_of(sm)), flush=True)
 """
 
 
-def test_the_child_of_a_fork_reads_and_writes_nothing(tmp_path):
-    ran = subprocess.run(
-        [sys.executable, "-c", FORKED, str(tmp_path)],
-        cwd=TESTS.parent,
-        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
-        timeout=60,
-        capture_output=True,
-        text=True,
-    )
+def test_the_child_of_a_fork_may_read_and_stores_nothing(tmp_path):
+    ran = run_script(FORKED, tmp_path)
 
     assert (ran.returncode, ran.stdout) == (0, "0 2\n"), ran.stderr

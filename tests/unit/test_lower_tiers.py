@@ -1,5 +1,7 @@
 """What is known of a tier below the CPU tier without asking it, and what is passed on to it."""
 
+import asyncio
+
 import pytest
 from builders import CPU, allocate, evict, keys, order, put, put_all
 from fakes import OldPlugin, ReportingPlugin, StoredBytes
@@ -159,3 +161,16 @@ def test_a_key_demoted_twice_in_one_call_counts_at_its_first_position(make_manag
 
     assert answer.verdicts == [REFRESHED] * 3
     assert order(sm) == [2, 1, 3, 4]
+
+
+def test_what_a_tier_of_0_5_6_read_behind_a_gap_is_given_back_by_an_asynchronous_read(make_manager):
+    sm = make_manager(tiers={"low": OldPlugin})
+    low = sm.storage_backends["low"]
+    put_all(sm, [*keys(2), *keys(1, first=4)], location="low")
+
+    prefix = asyncio.run(low.batched_get_non_blocking("lookup", keys(4)))
+
+    assert len(prefix) == 2
+    for obj in prefix:
+        obj.ref_count_down()
+    assert sm.gauges().cpu.num_memory_objs == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from builders import until
+from replay_builders import crowded_requests
 
 from benchmarks.replay.cli import main
 from benchmarks.replay.engine import ReplayEngine
@@ -20,9 +21,9 @@ from benchmarks.replay.generator import SessionGenerator
 from benchmarks.replay.kv_service import LoadOutcome
 from benchmarks.replay.naming import image_key
 from benchmarks.replay.pool import ReplayPool
-from benchmarks.replay.requests import Request, TraceRow, requests_of
+from benchmarks.replay.requests import Request, requests_of
 from benchmarks.replay.runner import ArmResult, run_arm
-from benchmarks.replay.settings import TOKENS_PER_BLOCK, Arm, Settings
+from benchmarks.replay.settings import Arm, Settings
 from lmcache.v1.storage_backend.local_cpu_backend import NAME as CPU_TIER
 from lmcache.v1.storage_backend.local_disk_backend import NAME as DISK_TIER
 from lmcache.v1.storage_backend.placement import Placement
@@ -76,11 +77,7 @@ def test_every_count_equals_the_models_with_a_disk_that_evicts(
 @pytest.mark.parametrize("arm", list(Arm))
 def test_every_count_equals_the_models_for_crowded_random_prompts(arm: Arm, seed: int) -> None:
     numbers = random.Random(seed)
-    rows, now_ms = [], 0
-    for _ in range(60):
-        now_ms += numbers.choice((0, 10, 300, 4_000, 9_000))
-        blocks = tuple(numbers.randint(0, 1) for _ in range(numbers.randint(0, 9)))
-        rows.append(TraceRow(now_ms, len(blocks) * TOKENS_PER_BLOCK, 1, blocks))
+    crowd = crowded_requests(numbers)
     crowded = Settings(
         pool_blocks=numbers.randint(3, 12),
         image_blocks=1,
@@ -88,7 +85,7 @@ def test_every_count_equals_the_models_for_crowded_random_prompts(arm: Arm, seed
         prefill_blocks=(None, 1, 2, 3, None, 4)[seed],
         disk_blocks=numbers.randint(10, 30),
     )
-    result = replayed(requests_of(rows), crowded, arm)
+    result = replayed(crowd, crowded, arm)
     assert result.differences() == {}
     assert result.counts["promoted_kv"] > 0 and result.counts["disk_evicted_kv"] > 0
 

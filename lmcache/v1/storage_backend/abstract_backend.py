@@ -14,7 +14,7 @@ from lmcache.v1.memory_object import MemoryObj
 from lmcache.v1.pin_table import PinOwner
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import TierLedger
-from lmcache.v1.storage_backend.tier_answers import checked_answers
+from lmcache.v1.storage_backend.tier_answers import checked_answers, whole_prefix
 
 if TYPE_CHECKING:
     import asyncio
@@ -184,12 +184,7 @@ class StorageBackendInterface(abc.ABC):
         self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
     ) -> list[MemoryObj]:
         """Return the objects of the prefix that could be read, from the event loop."""
-        prefix: list[MemoryObj] = []
-        for obj in self.batched_get_blocking(keys):
-            if obj is None:
-                break
-            prefix.append(obj)
-        return prefix
+        return whole_prefix(self.batched_get_blocking(keys))
 
     @abc.abstractmethod
     def pin(self, key: CacheEngineKey) -> bool:

@@ -10,6 +10,7 @@ from lmcache.v1.memory_object import MemoryObj, TensorMemoryObj
 from lmcache.v1.native import HotIndex, LockIsHeld, Pool
 from lmcache.v1.storage_backend.abstract_backend import Motion
 from lmcache.v1.storage_backend.cache_events import RemovalReason
+from lmcache.v1.storage_backend.cache_policy import honours_placement
 from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy, Evictable
 from lmcache.v1.storage_backend.residency_ledger import REASON_NUMBER, TierLedger
 
@@ -53,7 +54,7 @@ class HotCachePolicy(BaseCachePolicy[CacheEngineKey]):
     @property
     def honours_placement(self) -> bool:
         """Whether cold puts and demotions move anything."""
-        return self.name in ("LRU", "LFU")
+        return honours_placement(self.name)
 
     def init_mutable_mapping(self) -> dict[CacheEngineKey, Any]:
         """Return an empty dict; the hot cache keeps its own mapping."""

@@ -1,7 +1,6 @@
 """Tier 0: memory objects in host memory, evicted by policy when the pool is full."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from lmcache.logging import init_logger
@@ -20,8 +19,9 @@ from lmcache.v1.memory_allocators.mixed_memory_allocator import MixedMemoryAlloc
 from lmcache.v1.memory_format import MemoryFormat
 from lmcache.v1.memory_metadata import size_of
 from lmcache.v1.memory_object import FOREIGN_POOL, BytesBufferMemoryObj, MemoryObj
+from lmcache.v1.native import HotIndex
 from lmcache.v1.pin_monitor import PinMonitor
-from lmcache.v1.pin_table import PinOwner, PinTable
+from lmcache.v1.pin_table import PinTable
 from lmcache.v1.storage_backend.abstract_backend import (
     AllocatorBackendInterface,
     Motion,
@@ -31,8 +31,10 @@ from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.cache_policy import canonical_policy_name
 from lmcache.v1.storage_backend.cache_policy.base_policy import BaseCachePolicy
 from lmcache.v1.storage_backend.hot_cache import HotCache
+from lmcache.v1.storage_backend.indexed_tier import IndexedTier
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.policy_moves import move_by_policy
+from lmcache.v1.storage_backend.put_callbacks import call_back
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
 from lmcache.v1.storage_backend.room_maker import RoomMaker
 
@@ -46,7 +48,7 @@ NAME = "LocalCPUBackend"
 _ALIGN_SETTING = "local_cpu.pinned_align_bytes"
 
 
-class LocalCPUBackend(AllocatorBackendInterface):
+class LocalCPUBackend(IndexedTier, AllocatorBackendInterface):
     """The CPU tier: the pool of one worker and the hot cache over it.
 
     Args:
@@ -68,10 +70,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     Threads: safe from any thread.
     """
-
-    reports_residency = True
-    takes_placement = True
-    takes_pin_owner = True
 
     batched_msg_sender = None  # of 0.5.6: there is no controller to send to
 
@@ -147,6 +145,11 @@ class LocalCPUBackend(AllocatorBackendInterface):
         return self._hot
 
     @property
+    def residents(self) -> HotIndex:
+        """See `IndexedTier`."""
+        return self.hot.index
+
+    @property
     def use_hot(self) -> bool:
         """Whether puts are listed. Setting it False forgets nothing; `set_hot` does."""
         return self._hot is None or self._hot.takes_puts
@@ -178,73 +181,8 @@ class LocalCPUBackend(AllocatorBackendInterface):
 
     # --- looking up ------------------------------------------------------------------------------
     def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
-        """Whether `key` is resident; moves nothing by itself."""
-        if pin:
-            return self.batched_contains_for([key], True, None) == 1
-        return key in self.hot_cache
-
-    def batched_contains(self, keys: Sequence[CacheEngineKey], pin: bool = False) -> int:
-        """Return the length of the resident prefix; with `pin`, pin it without an owner."""
-        return self.batched_contains_for(keys, pin, None)
-
-    def batched_contains_for(
-        self, keys: Sequence[CacheEngineKey], pin: bool, owner: PinOwner | None
-    ) -> int:
-        """Return the length of the resident prefix; with `pin`, pin it for `owner`.
-
-        A pinned lookup is one use of each key. The order moves when `touch_cache` is called, or at
-        the latest when the pin is released.
-        """
-        if not pin:
-            length: int = self.hot.index.prefix_length(keys)
-            return length
-        num_pinned = self.pins.take(owner, keys, self.hot.index.pin_prefix)
-        if num_pinned:
-            PinMonitor.GetOrCreate().wake()
-        return num_pinned
-
-    def touch_cache(self) -> None:
-        """Count the owner-less pinned lookups of this thread or task as uses, head youngest."""
-        self.count_pinned_uses(None)
-
-    @property
-    def keys_in_request(self) -> list[CacheEngineKey]:
-        """What `touch_cache` would count now; a copy, kept for callers of 0.5.6."""
-        return self.pins.uncounted(None)
-
-    def count_pinned_uses(self, owner: PinOwner | None) -> None:
-        """Count the pinned lookups of `owner` as uses, head youngest; each pin counts once."""
-        self._count_uses(self.pins.take_uncounted(owner))
-
-    def _count_uses(self, keys: Sequence[CacheEngineKey]) -> None:
-        if keys:
-            # One native step, without `cpu_lock`: a finaliser may release a pin while its thread
-            # holds that lock.
-            self.hot.policy.move(keys, Motion.HIT)
-
-    def pin(self, key: CacheEngineKey) -> bool:
-        """Pin `key` without an owner; False when absent."""
-        return self.contains(key, True)
-
-    def unpin(self, key: CacheEngineKey) -> bool:
-        """Release an owner-less pin of `key`; False when there is none."""
-        return self.release_pins((key,), None) == 1
-
-    def release_pins(self, keys: Sequence[CacheEngineKey], owner: PinOwner | None) -> int:
-        """Release one pin of each key that belongs to `owner`; returns how many were."""
-        num_released, uncounted = self.pins.release(owner, keys)
-        self._count_uses(uncounted)
-        return num_released
-
-    def release_lookup(self, owner: PinOwner) -> int:
-        """Release every pin of a lookup id; returns how many there were."""
-        num_released, uncounted = self.pins.release_all(owner)
-        self._count_uses(uncounted)
-        return num_released
-
-    def pins_by_owner(self) -> dict[PinOwner, list[CacheEngineKey]]:
-        """Return what each lookup id has pinned here."""
-        return self.pins.pins_by_owner()
+        """Whether `key` is resident; asks `hot_cache`, which a caller may have set."""
+        return super().contains(key, True) if pin else key in self.hot_cache
 
     def get_keys(self) -> list[CacheEngineKey]:
         """Return the resident keys, coldest first."""
@@ -254,30 +192,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
         """False: a put is complete when it returns."""
         return False
-
-    def submit_put_task(
-        self,
-        key: CacheEngineKey,
-        memory_obj: MemoryObj,
-        on_complete_callback: PutCallback | None = None,
-    ) -> Future[Any] | None:
-        """Store one object; see `batched_submit_placed_put`."""
-        self.batched_submit_placed_put(
-            [key], [memory_obj], Placement.YOUNG, None, on_complete_callback
-        )
-        return None
-
-    def batched_submit_put_task(
-        self,
-        keys: Sequence[CacheEngineKey],
-        objs: Sequence[MemoryObj],
-        transfer_spec: Any = None,
-        on_complete_callback: PutCallback | None = None,
-    ) -> None:
-        """Store objects, given head first; see `batched_submit_placed_put`."""
-        self.batched_submit_placed_put(
-            keys, objs, Placement.YOUNG, transfer_spec, on_complete_callback
-        )
 
     def batched_submit_placed_put(
         self,
@@ -308,7 +222,7 @@ class LocalCPUBackend(AllocatorBackendInterface):
                 copy.ref_count_down()
         if on_complete_callback is not None:
             for key in keys:
-                _call_back(on_complete_callback, key)
+                call_back(on_complete_callback, key)
 
     def _with_own_copies(
         self,
@@ -354,12 +268,6 @@ class LocalCPUBackend(AllocatorBackendInterface):
     def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
         """Return the object with a reference for the caller, or None; a use."""
         return self.hot.get(key)
-
-    def batched_get_blocking(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Return one object or None per key; one use each, head youngest."""
-        found: list[MemoryObj | None] = []
-        self.hot.get_many(tuple(keys), found)
-        return found
 
     def batched_get_into(
         self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
@@ -504,10 +412,3 @@ class LocalCPUBackend(AllocatorBackendInterface):
             self._hot.switch_off()
             self.room.close()
             self.memory_allocator.close()
-
-
-def _call_back(callback: PutCallback, key: CacheEngineKey) -> None:
-    try:
-        callback(key)
-    except Exception:  # a caller's fault in its own callback must not undo a put
-        logger.exception("on_complete_callback raised for %s", key)

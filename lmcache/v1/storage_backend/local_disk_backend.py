@@ -9,14 +9,13 @@ from lmcache.logging import init_logger
 from lmcache.v1.cache_key import CacheEngineKey
 from lmcache.v1.gauges import DiskTierGauges
 from lmcache.v1.memory_object import MemoryObj, release_all
-from lmcache.v1.native import ChunkFiles, check_pairs
+from lmcache.v1.native import ChunkFiles, HotIndex, check_pairs
 from lmcache.v1.pin_monitor import PinMonitor
-from lmcache.v1.pin_table import PinOwner, PinTable
+from lmcache.v1.pin_table import PinTable
 from lmcache.v1.storage_backend.abstract_backend import (
     AllocatorBackendInterface,
     Motion,
     PutCallback,
-    StorageBackendInterface,
 )
 from lmcache.v1.storage_backend.cache_events import RemovalReason
 from lmcache.v1.storage_backend.cache_policy import canonical_policy_name
@@ -26,12 +25,15 @@ from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
 from lmcache.v1.storage_backend.disk.disk_reader import DiskReader
 from lmcache.v1.storage_backend.disk.disk_settings import read_disk_settings
 from lmcache.v1.storage_backend.disk.disk_view import DiskView
-from lmcache.v1.storage_backend.disk.disk_writer import DiskWriter, FaultLog, run_aftermath
+from lmcache.v1.storage_backend.disk.disk_writer import DiskWriter
+from lmcache.v1.storage_backend.disk.faults import FaultLog
 from lmcache.v1.storage_backend.disk.serials import Serials
 from lmcache.v1.storage_backend.disk.steps import Dropped, Wanted
 from lmcache.v1.storage_backend.hot_cache import HotCachePolicy
+from lmcache.v1.storage_backend.indexed_tier import IndexedTier
 from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import ResidencyLedger, TierLedger
+from lmcache.v1.storage_backend.tier_answers import whole_prefix
 
 if TYPE_CHECKING:
     from lmcache.v1.config import LMCacheEngineConfig
@@ -53,7 +55,7 @@ _DROPPED = {
 }
 
 
-class LocalDiskBackend(StorageBackendInterface):
+class LocalDiskBackend(IndexedTier):
     """The disk tier of one worker.
 
         state   meaning                                               who may leave it
@@ -85,10 +87,6 @@ class LocalDiskBackend(StorageBackendInterface):
     Threads: safe from any thread.
     """
 
-    reports_residency = True
-    takes_placement = True
-    takes_pin_owner = True
-
     def __init__(
         self,
         config: "LMCacheEngineConfig",
@@ -107,9 +105,10 @@ class LocalDiskBackend(StorageBackendInterface):
             settings.root, settings.model_name, settings.world_size, settings.rank
         )
         self.path = str(directory.path)
+        pool_bytes = local_cpu_backend.gauges().capacity_bytes
         self._index = index = DiskIndex(
             settings.capacity_bytes,
-            _in_flight_bytes(local_cpu_backend),
+            min(int(pool_bytes * _IN_FLIGHT_SHARE), _MAX_IN_FLIGHT_BYTES),
             policy_name,
             ResidencyLedger().register_tier(NAME),
         )
@@ -120,7 +119,6 @@ class LocalDiskBackend(StorageBackendInterface):
         PinMonitor.GetOrCreate().watch(self.pins, config.pin_check_interval_sec)
         files = ChunkFiles(directory.directory_fd, settings.is_direct, settings.num_threads)
         self._faults = FaultLog(self.path)
-        pool_bytes = local_cpu_backend.gauges().capacity_bytes
         self._reader = DiskReader(index, files, self._faults, pool_bytes)
         self._serials = Serials()
         self._told_dropped: set[Dropped] = set()
@@ -133,6 +131,11 @@ class LocalDiskBackend(StorageBackendInterface):
         """Bytes of the budget that are taken."""
         return self._index.used_bytes
 
+    @property
+    def residents(self) -> HotIndex:
+        """See `IndexedTier`."""
+        return self._index.index
+
     # --- touch and events ------------------------------------------------------------------------
     def attach_ledger(self, page: TierLedger) -> None:
         """Report residency to `page` from now on."""
@@ -142,95 +145,10 @@ class LocalDiskBackend(StorageBackendInterface):
         """See `StorageBackendInterface`; the caller holds `disk_lock`."""
         return self.cache_policy.move(keys, motion)
 
-    # --- looking up ------------------------------------------------------------------------------
-    def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
-        """Whether `key` is resident, in flight or on disk; no I/O."""
-        if pin:
-            return self.batched_contains_for([key], True, None) == 1
-        return key in self.dict
-
-    def batched_contains(self, keys: Sequence[CacheEngineKey], pin: bool = False) -> int:
-        """Return the length of the resident prefix; with `pin`, pin it without an owner."""
-        return self.batched_contains_for(keys, pin, None)
-
-    def batched_contains_for(
-        self, keys: Sequence[CacheEngineKey], pin: bool, owner: PinOwner | None
-    ) -> int:
-        """Return the length of the resident prefix; with `pin`, pin it for `owner`.
-
-        What is pinned is not evicted. A pinned lookup is one use of each key, as in the CPU tier.
-        """
-        if not pin:
-            length: int = self._index.index.prefix_length(keys)
-            return length
-        num_pinned = self.pins.take(owner, keys, self._index.index.pin_prefix)
-        if num_pinned:
-            PinMonitor.GetOrCreate().wake()
-        return num_pinned
-
-    def touch_cache(self) -> None:
-        """Count the owner-less pinned lookups of this thread or task as uses, head youngest."""
-        self.count_pinned_uses(None)
-
-    def count_pinned_uses(self, owner: PinOwner | None) -> None:
-        """Count the pinned lookups of `owner` as uses, head youngest; each pin counts once."""
-        self._count_uses(self.pins.take_uncounted(owner))
-
-    def _count_uses(self, keys: Sequence[CacheEngineKey]) -> None:
-        if keys:
-            self.cache_policy.move(keys, Motion.HIT)  # one native step: no lock, as in the CPU tier
-
-    def pin(self, key: CacheEngineKey) -> bool:
-        """Pin `key` without an owner; False when absent."""
-        return self.contains(key, True)
-
-    def unpin(self, key: CacheEngineKey) -> bool:
-        """Release an owner-less pin of `key`; False when there is none."""
-        return self.release_pins((key,), None) == 1
-
-    def release_pins(self, keys: Sequence[CacheEngineKey], owner: PinOwner | None) -> int:
-        """Release one pin of each key that belongs to `owner`; returns how many were."""
-        num_released, uncounted = self.pins.release(owner, keys)
-        self._count_uses(uncounted)
-        return num_released
-
-    def release_lookup(self, owner: PinOwner) -> int:
-        """Release every pin of a lookup id; returns how many there were."""
-        num_released, uncounted = self.pins.release_all(owner)
-        self._count_uses(uncounted)
-        return num_released
-
-    def pins_by_owner(self) -> dict[PinOwner, list[CacheEngineKey]]:
-        """Return what each lookup id has pinned here."""
-        return self.pins.pins_by_owner()
-
     # --- storing ---------------------------------------------------------------------------------
     def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
         """Whether a put of `key` is not on disk yet; it is resident all the same."""
         return self._index.is_in_flight(key)
-
-    def submit_put_task(
-        self,
-        key: CacheEngineKey,
-        memory_obj: MemoryObj,
-        on_complete_callback: PutCallback | None = None,
-    ) -> None:
-        """Store one object; see `batched_submit_placed_put`."""
-        self.batched_submit_placed_put(
-            [key], [memory_obj], Placement.YOUNG, None, on_complete_callback
-        )
-
-    def batched_submit_put_task(
-        self,
-        keys: Sequence[CacheEngineKey],
-        objs: Sequence[MemoryObj],
-        transfer_spec: Any = None,
-        on_complete_callback: PutCallback | None = None,
-    ) -> None:
-        """Store objects, given head first; see `batched_submit_placed_put`."""
-        self.batched_submit_placed_put(
-            keys, objs, Placement.YOUNG, transfer_spec, on_complete_callback
-        )
 
     def batched_submit_placed_put(
         self,
@@ -258,7 +176,7 @@ class LocalDiskBackend(StorageBackendInterface):
         for key, obj in reversed(pairs):  # the head gets the last number: youngest after a restart
             if not obj.is_on_host:
                 raise ValueError(f"{key}: the disk tier stores objects in host memory only")
-            resident: DiskChunk | None = index.index.peek(key)
+            resident: DiskChunk | None = self.residents.peek(key)
             is_known = resident is not None and has_contents_of(resident, obj)
             chunk = None if is_known else chunk_of(index.pool, key, obj, self._serials.next())
             wanted.append(Wanted(key, obj, chunk))
@@ -266,7 +184,7 @@ class LocalDiskBackend(StorageBackendInterface):
         after = index.admit(wanted, placement, on_complete_callback)
         if after.dropped is not None:
             self._tell_dropped(after.dropped)
-        run_aftermath(after)
+        after.settle()
 
     def _tell_dropped(self, why: Dropped) -> None:
         if why not in self._told_dropped:
@@ -282,20 +200,14 @@ class LocalDiskBackend(StorageBackendInterface):
         """Return the object with a reference for the caller, or None; a use."""
         return self.batched_get_blocking([key])[0]
 
-    def batched_get_blocking(self, keys: Sequence[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Return one object or None per key; one use each, head youngest.
+    def batched_get_into(
+        self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
+    ) -> None:
+        """Append one object or None per key; one use each, head youngest.
 
         Files are read together, without the interpreter's lock. Where the CPU pool has no room, the
         rest counts as missed.
         """
-        found: list[MemoryObj | None] = []
-        self.batched_get_into(keys, found)
-        return found
-
-    def batched_get_into(
-        self, keys: Sequence[CacheEngineKey], into: list[MemoryObj | None]
-    ) -> None:
-        """As `batched_get_blocking`, appended to the caller's list."""
         chunks: list[DiskChunk | None] = []
         served: list[MemoryObj | None] = []
         read: list[MemoryObj | None] = []
@@ -321,11 +233,7 @@ class LocalDiskBackend(StorageBackendInterface):
         self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
     ) -> list[MemoryObj]:
         """Return the objects of the prefix that could be read; the event loop is not held up."""
-        found = await asyncio.to_thread(self.batched_get_blocking, keys)
-        whole = found.index(None) if None in found else len(found)
-        prefix = [obj for obj in found[:whole] if obj is not None]
-        release_all(found[whole:])
-        return prefix
+        return whole_prefix(await asyncio.to_thread(self.batched_get_blocking, keys))
 
     # --- removing --------------------------------------------------------------------------------
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
@@ -391,7 +299,3 @@ class LocalDiskBackend(StorageBackendInterface):
                 _CLOSE_SECONDS,
             )
         self._index.end()
-
-
-def _in_flight_bytes(cpu: "LocalCPUBackend") -> int:
-    return min(int(cpu.gauges().capacity_bytes * _IN_FLIGHT_SHARE), _MAX_IN_FLIGHT_BYTES)

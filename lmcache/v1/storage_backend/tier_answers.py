@@ -32,3 +32,12 @@ def checked_length(length: object, count: int) -> int:
     if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= count:
         raise ValueError(f"a tier found a prefix of {length!r} of {count} keys")
     return length
+
+
+def whole_prefix(answers: list[MemoryObj | None]) -> list[MemoryObj]:
+    """Return the objects before the first None; those behind it are released, and forgotten."""
+    end = answers.index(None) if None in answers else len(answers)
+    behind = answers[end:]
+    del answers[end:]
+    release_all(behind)
+    return [answer for answer in answers if answer is not None]

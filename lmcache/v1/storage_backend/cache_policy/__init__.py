@@ -27,9 +27,20 @@ def canonical_policy_name(policy_name: str) -> str:
     return name
 
 
+def honours_placement(policy_name: str) -> bool:
+    """Whether cold puts and demotions move anything in the order of that canonical name."""
+    return policy_name in ("LRU", "LFU")
+
+
 def get_cache_policy(policy_name: str) -> BaseCachePolicy[Any]:
     """Return a new policy of that name, any case; ValueError when there is none."""
     return POLICIES[canonical_policy_name(policy_name)]()
 
 
-__all__ = ["POLICIES", "BaseCachePolicy", "canonical_policy_name", "get_cache_policy"]
+__all__ = [
+    "POLICIES",
+    "BaseCachePolicy",
+    "canonical_policy_name",
+    "get_cache_policy",
+    "honours_placement",
+]

@@ -9,6 +9,7 @@ from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.native import HotIndex, Pool
 from lmcache.v1.storage_backend.abstract_backend import PutCallback
 from lmcache.v1.storage_backend.cache_events import RemovalReason
+from lmcache.v1.storage_backend.cache_policy import honours_placement
 from lmcache.v1.storage_backend.disk.backlog import Backlog
 from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile, digest_of
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, has_contents_of
@@ -19,7 +20,6 @@ from lmcache.v1.storage_backend.placement import Placement
 from lmcache.v1.storage_backend.residency_ledger import REASON_NUMBER, TierLedger
 
 _MAX_ROUND_FOUND = 64
-_ORDERS_WITH_COLD_END = ("LRU", "LFU")
 
 
 class DiskIndex:
@@ -55,7 +55,7 @@ class DiskIndex:
         self.index = HotIndex(self.pool, policy_name, page.ledger, page.number, self.lock)
         self._page = page
         self._queue = WriteQueue(queue_bytes)
-        self._backlog = Backlog(newest_first=policy_name in _ORDERS_WITH_COLD_END)
+        self._backlog = Backlog(newest_first=honours_placement(policy_name))
         self._unlisted_bytes = 0  # files of what a put admitted and will list in the end
         self._is_closing = self._is_closed = False
         self._num_dropped = dict.fromkeys(Dropped, 0)

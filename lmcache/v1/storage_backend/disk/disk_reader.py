@@ -7,7 +7,7 @@ from lmcache.v1.native import FILE_GOOD, ChunkFiles
 from lmcache.v1.storage_backend.abstract_backend import AllocatorBackendInterface
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
 from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
-from lmcache.v1.storage_backend.disk.disk_writer import FaultLog, may_succeed_later
+from lmcache.v1.storage_backend.disk.faults import FaultLog, may_succeed_later
 
 
 class DiskReader:

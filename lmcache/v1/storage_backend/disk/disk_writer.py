@@ -1,89 +1,20 @@
 """The one thread that writes and removes the files of a disk tier."""
 
 import errno
-import os
 import threading
 from collections.abc import Sequence
 
 from lmcache.logging import init_logger
-from lmcache.v1.memory_object import release_all
-from lmcache.v1.native import (
-    FILE_ALTERED,
-    FILE_FOREIGN,
-    FILE_GOOD,
-    FILE_SHORT,
-    FILE_SKIPPED,
-    ChunkFiles,
-)
+from lmcache.v1.native import FILE_FOREIGN, FILE_GOOD, FILE_SKIPPED, ChunkFiles
 from lmcache.v1.storage_backend.disk.chunk_directory import ChunkDirectory, FoundFile
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk, chunk_from_file
 from lmcache.v1.storage_backend.disk.disk_index import DiskIndex
+from lmcache.v1.storage_backend.disk.faults import FaultLog, may_succeed_later
 from lmcache.v1.storage_backend.disk.serials import Serials
-from lmcache.v1.storage_backend.disk.steps import Aftermath, Round
+from lmcache.v1.storage_backend.disk.steps import Round
 from lmcache.v1.storage_backend.disk.write_queue import Trash, Write
 
 logger = init_logger(__name__)
-
-_WORDS = {
-    FILE_SHORT: "its length is not what its head says",
-    FILE_ALTERED: "its checksum does not fit",
-    FILE_FOREIGN: "it is of another format, version or key",
-    FILE_SKIPPED: "the process is ending",
-}
-_REMEDIES = {
-    errno.ENOSPC: "free space there, or lower max_local_disk_size",
-    errno.EDQUOT: "raise the quota, or lower max_local_disk_size",
-    errno.ENOENT: "if the directory was removed, restart, or recreate the backend",
-}
-_NO_FAULT_OF_THE_FILE = frozenset(
-    {FILE_SKIPPED, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
-)
-
-
-def words_for(status: int) -> str:
-    """Return what a status of the core means, and what to do about it."""
-    words = _WORDS.get(status) or os.strerror(status)
-    return f"{words}; {_REMEDIES[status]}" if status in _REMEDIES else words
-
-
-def is_bad_file(status: int) -> bool:
-    """Whether reading failed because of the file: it will not get better."""
-    return status in (FILE_SHORT, FILE_ALTERED, FILE_FOREIGN)
-
-
-def may_succeed_later(status: int) -> bool:
-    """Whether reading failed for want of something that comes back."""
-    return status in _NO_FAULT_OF_THE_FILE
-
-
-class FaultLog:
-    """Logs each kind of fault once, and counts.
-
-    Threads: safe from any thread; `_lock`, a leaf, guards the counts and what was reported.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._reported: set[tuple[str, int]] = set()
-        self.num_bad_files = 0
-        self.num_failed_reads = 0
-
-    def note(self, what: str, name: str, status: int) -> None:
-        """Count and report that `what` was done to a file and failed."""
-        with self._lock:
-            self.num_bad_files += is_bad_file(status)
-            self.num_failed_reads += what == "reading"
-            is_new = (what, status) not in self._reported
-            self._reported.add((what, status))
-        if is_new:
-            logger.error(
-                "%s %s/%s failed, which costs a miss: %s; logged once per kind",
-                what,
-                self._directory,
-                name,
-                words_for(status),
-            )
 
 
 class DiskWriter:
@@ -197,7 +128,7 @@ class DiskWriter:
         self._tell_not_direct()
         chunks = [write.chunk for write in writes]
         after = self._index.finish_writes(chunks, [status == FILE_GOOD for status in statuses])
-        run_aftermath(after, BaseException)
+        after.settle(BaseException)
         return left
 
     def _tell_not_direct(self) -> None:
@@ -242,13 +173,3 @@ def _job(write: Write) -> tuple[str, bytes, bytes, int, int, str]:
     old_name = "" if recycled is None else recycled.name
     address = chunk.source.data_ptr
     return chunk.name, chunk.key_bytes, chunk.layout, address, chunk.nbytes, old_name
-
-
-def run_aftermath(after: Aftermath, caught: type[BaseException] = Exception) -> None:
-    """Release what a step of the index left over, and call back; what that raises is logged."""
-    release_all(after.sources)
-    for callback, key in after.callbacks:
-        try:
-            callback(key)
-        except caught:  # a caller's fault in its own callback must not undo a put
-            logger.exception("on_complete_callback raised for %s", key)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmcache.v1.cache_key import CacheEngineKey
-from lmcache.v1.memory_object import MemoryObj
+from lmcache.v1.memory_object import MemoryObj, release_all
 from lmcache.v1.storage_backend.abstract_backend import PutCallback
 from lmcache.v1.storage_backend.disk.chunk_directory import FoundFile
 from lmcache.v1.storage_backend.disk.disk_chunk import DiskChunk
 from lmcache.v1.storage_backend.disk.write_queue import Trash, Write
+from lmcache.v1.storage_backend.put_callbacks import call_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +59,9 @@ class Aftermath:
                 self.callbacks.append((callback, key))
             else:
                 chunk.callbacks.append(callback)
+
+    def settle(self, caught: type[BaseException] = Exception) -> None:
+        """Release and call back; what a callback raises is logged, and undoes nothing."""
+        release_all(self.sources)
+        for callback, key in self.callbacks:
+            call_back(callback, key, caught)
